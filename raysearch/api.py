@@ -103,6 +103,7 @@ def recommend(
     percentile: float = 99.0,
     requests: int = 2000,
     only: Literal["aggregated", "disaggregated"] | None = None,
+    replays: int = 40,
     progress: bool = False,
 ) -> RecommendationResult:
     """Recommends a deployment, exactly: every strategy of the engine and every batch are accounted for.
@@ -116,6 +117,7 @@ def recommend(
         cv: How bursty requests come under a load; 1 is Poisson.
         percentile: Of the latencies that the limits are about under a load.
         only: The one form of deployment to look at; None takes the one that serves more.
+        replays: Under a load, most strategies to replay beside the listed ones, to prove that none takes fewer GPUs.
         requests: Of a replay under a load; of 2000 some twenty lie beyond the 99th percentile.
         progress: Whether to say on stderr what is being worked out.
 
@@ -140,6 +142,7 @@ def recommend(
             percentile=percentile,
             requests=requests,
             only=only,
+            replays=replays,
             progress=tell,
         )
 

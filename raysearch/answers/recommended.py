@@ -46,14 +46,16 @@ class RecommendationResult(Result):
         percentile: float,
         requests: int,
         only: FormName | None,
+        replays: int,
         progress: Callable[[str], None],
         found: Callable[[Recommendation], None] = lambda _: None,
     ) -> RecommendationResult:
         """Answers a question; see `raysearch.api.recommend`, and `recommended` of the deployment for `found`."""
         workload = question.load()
-        traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "requests": requests, "only": only}
-        demand = Demand(workload, workload.max_gpus, question, top, requests_per_s, concurrency, price, **traffic)
-        return cls(question, recommended(demand, progress, found))
+        traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "requests": requests}
+        load = requests_per_s, concurrency, price
+        asked = Demand(workload, workload.max_gpus, question, top, *load, **traffic, only=only, replays=replays)
+        return cls(question, recommended(asked, progress, found))
 
     @property
     def feasible(self) -> bool:

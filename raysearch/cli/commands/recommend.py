@@ -45,6 +45,14 @@ def recommend(
         FormName | None,
         Setting("'aggregated': replicas that do both; 'disaggregated': pools of their own.", "whichever serves more"),
     ] = None,
+    replays: Annotated[
+        int,
+        Setting(
+            "Under a load, most strategies to replay beside the listed ones, to prove that none takes fewer GPUs.",
+            least=0,
+            most=10_000,
+        ),
+    ] = 40,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -89,6 +97,7 @@ def recommend(
         percentile=percentile,
         requests=requests,
         only=only,
+        replays=replays,
         progress=_note if sys.stderr.isatty() else lambda _: None,
         found=(lambda _: None) if as_json else shown,
     )

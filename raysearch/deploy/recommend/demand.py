@@ -38,6 +38,7 @@ class Demand:
         price_per_gpu_hour: What a GPU costs, or None.
         largest_replica: Most GPUs of a replica.
         only: The one form of deployment to look at; None for all.
+        replays: Most strategies to replay beside the listed ones, to prove that none carries the load on fewer GPUs.
     """
 
     workload: Workload
@@ -53,6 +54,7 @@ class Demand:
     requests: int = 2000
     largest_replica: float = math.inf
     only: FormName | None = None
+    replays: int = 40
 
     def __post_init__(self) -> None:
         confidence = self.confidence or self.workload.confidence
@@ -63,6 +65,11 @@ class Demand:
         if self.requests_per_s is not None and self.concurrency is not None:
             raise InputError("give --requests-per-s or --concurrency, not both")
         check_rate(self.requests_per_s)
+        if self.only == "disaggregated" and (self.loaded or not self.chooses_form):
+            raise InputError(
+                "--set only=disaggregated: expected an engine that joins pools of prompts and answers, two GPUs, phase "
+                "serve, and no load: leave it out"
+            )
         if self.price_per_gpu_hour is not None and not 0 <= self.price_per_gpu_hour < math.inf:
             raise InputError(f"--set price: expected a number from 0, got {self.price_per_gpu_hour:g}")
 

@@ -156,6 +156,11 @@ def fleet_worth(demand: Demand, tokens_per_s_per_gpu: float, gpus: int) -> float
     return tokens_per_s / taken * (1 - _TIE) + _TIE * min(tokens_per_s_per_gpu, tokens_per_s)
 
 
+def gpus_worth(demand: Demand, gpus: int) -> float:
+    """What a strategy is worth at least that carries a demand's load of requests a second on so many GPUs."""
+    return (_load_tokens_per_s(demand) or 0.0) / gpus * (1 - _TIE) if gpus > 0 else math.inf
+
+
 EVERY = 10**6
 """More than there are degrees."""
 

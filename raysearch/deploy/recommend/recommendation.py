@@ -12,6 +12,7 @@ from raysearch.deploy.recommend.disaggregated import Disaggregated, ahead_by, be
 from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_of, gain, largest_batch
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
 from raysearch.deploy.recommend.load_replay import LoadReplay, load_replay, with_report
+from raysearch.deploy.recommend.load_search import LoadProof, degrees_of, fewer_gpus
 from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
@@ -67,6 +68,7 @@ class Recommendation:
         miss: Where nothing is feasible.
         pair: The best pools of their own for prompts and answers; None where none keeps the limits, or they are not
             asked for.
+        proof: What is known of the fewest GPUs where requests come at random; None otherwise.
     """
 
     demand: Demand
@@ -77,6 +79,7 @@ class Recommendation:
     front: tuple[FrontPoint, ...]
     miss: NearestMiss | None
     pair: Disaggregated | None = None
+    proof: LoadProof | None = None
 
     @property
     def winner(self) -> FormName | None:
@@ -125,16 +128,16 @@ def recommended(
     def option(each: Evaluation) -> Option:
         return Option(each, fleet_of(demand, each), binding_limit(demand, each), reason(demand, each, best))
 
-    options = [option(best)]
+    options, proof = [option(best)], None
     if not demand.under_traffic:
         found(Recommendation(demand, tuple(options), even, {}, (), (), None, pair))
     progress("what else to run")
     options += map(option, alternatives(demand, bests, known))
     if demand.under_traffic:
         progress("the load, replayed")
-        options = _under_load(demand, options)
+        options, proof = _under_load(demand, options, known)
         best = options[0].evaluation
-        found(Recommendation(demand, tuple(options[:1]), even, {}, (), (), None))
+        found(Recommendation(demand, tuple(options[:1]), even, {}, (), (), None, proof=proof))
     # Other spaces are compared as predicted and where all GPUs are filled: whole replicas would hide what limits cost.
     fill = demand.unloaded.at_even_odds
     fastest = best_first(fill, 1, known)[0]
@@ -150,7 +153,7 @@ def recommended(
     own = best if demand.concurrency is None else best_first(filled, 1, known)[0]
     varied = tuple(variations(filled, own, known))
     progress("the front")
-    return Recommendation(demand, tuple(options), even, beside, varied, tuple(front(demand, known)), None, pair)
+    return Recommendation(demand, tuple(options), even, beside, varied, tuple(front(demand, known)), None, pair, proof)
 
 
 def _with_best_chunk(demand: Demand) -> tuple[Demand, Known]:
@@ -170,8 +173,11 @@ def _with_best_chunk(demand: Demand) -> tuple[Demand, Known]:
     return replace(demand, workload=workload), known
 
 
-def _under_load(demand: Demand, options: Sequence[Option]) -> list[Option]:
-    """The options with the replicas that the load takes, the fewest GPUs first; then those that take more or fail."""
+def _under_load(demand: Demand, options: Sequence[Option], known: Known) -> tuple[list[Option], LoadProof]:
+    """The options with the replicas that the load takes, the fewest GPUs first; then those that take more or fail.
+
+    Whatever else holds on fewer GPUs is among them.
+    """
     most, replayed = demand.gpus, list[Option]()
     widest = [largest_batch(demand, each.evaluation) or each.evaluation for each in options]
     roomy = {found.strategy: found for found in widest}
@@ -182,15 +188,23 @@ def _under_load(demand: Demand, options: Sequence[Option]) -> list[Option]:
             replayed.append(replace(option, reason="takes more GPUs when requests come at random, or never holds"))
             continue
         most = load.replicas * option.evaluation.gpus
-        fleet = fleet_of(demand, option.evaluation, load.replicas)
-        words = (
-            f"{most} GPUs when requests come at random, {load.in_steady_state * option.evaluation.gpus} if none waits"
-        )
-        replayed.append(replace(option, load=load, fleet=fleet, reason=words))
+        replayed.append(_held(demand, option, load))
+    holding = any(option.load for option in replayed)
+    found, proof = fewer_gpus(demand, most if holding else most + 1, set(map(degrees_of, roomy.values())), known)
+    for evaluation, load in found:
+        option = Option(evaluation, fleet_of(demand, evaluation), binding_limit(demand, evaluation), "")
+        replayed.append(_held(demand, option, load))
     replayed.sort(key=lambda option: option.fleet.gpus if option.load else math.inf)
     if best := replayed[0].load:
         replayed[0] = replace(replayed[0], load=with_report(demand, replayed[0].evaluation, best))
-    return replayed
+    return replayed, proof
+
+
+def _held(demand: Demand, option: Option, load: LoadReplay) -> Option:
+    """An option with the replicas on which the limits hold."""
+    gpus = option.evaluation.gpus
+    words = f"{load.replicas * gpus} GPUs when requests come at random, {load.in_steady_state * gpus} if none waits"
+    return replace(option, load=load, fleet=fleet_of(demand, option.evaluation, load.replicas), reason=words)
 
 
 def _best_beside(demand: Demand, name: str, others: Sequence[Evaluation]) -> Evaluation | None:

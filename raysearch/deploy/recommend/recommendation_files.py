@@ -43,6 +43,7 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
         "feasible": bool(answer.ranked),
         "at_even_odds": option_figures(workload, answer.even) if answer.even else None,
         "winner": answer.winner,
+        "load_proof": asdict(answer.proof) if answer.proof else None,
         "disaggregated": pair_dict(answer.pair) if answer.pair else None,
         "best": options[0] if options else None,
         "alternatives": options[1:],

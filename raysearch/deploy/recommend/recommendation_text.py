@@ -83,7 +83,7 @@ def _aggregated_lines(answer: Recommendation) -> Iterator[RenderableType]:
     if figures["ttft_s"]:
         yield f"  {_ranged(figures, 'ttft_s', 'ms to the first token', 1e3)}"
     if demand.under_traffic:
-        yield from (f"  {line}" for line in _load_lines(demand, best))
+        yield from (f"  {line}" for line in (*_load_lines(demand, best), *_proof_lines(answer)))
     if fleet.requests_per_s is not None:
         at_most = "at most " if demand.under_traffic else ""
         yield f"  {at_most}{fleet.requests_per_s:,.2f} requests/s, {fleet.requests_at_once:,} at once"
@@ -171,6 +171,18 @@ def _load_lines(demand: Demand, best: Option) -> Iterator[str]:
             f"Replayed: {known} {ttft.value * 1e3:,.0f} ms to the first token and {tpot.value * 1e3:,.1f} ms per token"
             f"{breaks}"
         )
+
+
+def _proof_lines(answer: Recommendation) -> Iterator[str]:
+    """Whether other strategies may carry a load on fewer GPUs."""
+    proof, load = answer.proof, answer.options[0].load
+    if proof is None or load is None:
+        return
+    others = f"{proof.replayed} of {proof.open} others that the steady state would allow were replayed"
+    if proof.least_gpus == answer.options[0].fleet.gpus:
+        yield f"No strategy takes fewer GPUs: {others}"
+    else:
+        yield f"{gpus_text(proof.least_gpus)} or more may do: {others} (--set replays)"
 
 
 def _prompts_elsewhere(demand: Demand, best: Option) -> str:

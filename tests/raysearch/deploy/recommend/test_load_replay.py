@@ -10,6 +10,7 @@ import pytest
 import raysearch as rs
 from raysearch.answers.recommended import RecommendationResult
 from raysearch.base.errors import InputError
+from raysearch.deploy.recommend.fleet import EVERY, best_first, largest_batch
 from raysearch.deploy.recommend.load_replay import load_setup
 from raysearch.deploy.replay.replay_report import holds, step_factor
 from sim.replay.replica import Deployed
@@ -92,3 +93,26 @@ def test_a_billion_gpus_are_not_replayed_one_by_one() -> None:
         rs.recommend(replace(ASKED, gpus=10**9), requests_per_s=1e6, top=1, requests=50)
     with pytest.raises(InputError, match=r"at most 50,000 \(replicas \* dp \* pp\), got 999,999,999"):
         rs.replay(ASKED, tp=1, batch=8, dp=999_999_999, requests_per_s=1.0)
+
+
+def test_no_strategy_of_any_degrees_holds_on_fewer_gpus(found: RecommendationResult) -> None:
+    answer, best = found.answer, found.answer.options[0]
+    demand, fewer = answer.demand, best.fleet.gpus - 1
+    assert answer.proof is not None
+    assert answer.proof.least_gpus == best.fleet.gpus
+    tried = 0
+    for each in best_first(replace(demand.unloaded, confidence=0.5), EVERY):  # of all degrees
+        roomy = largest_batch(demand, each) or each
+        if each.gpus <= fewer and each.strategy.pp == 1:
+            slow = Deployed.of(demand.workload, roomy.strategy, step_factor(roomy, 0.9))
+            assert not holds(load_setup(demand, roomy, fewer // each.gpus), slow)
+            tried += 1
+    assert tried
+
+
+def test_where_replays_end_first_the_answer_says_what_they_leave_open() -> None:
+    cut = rs.recommend(ASKED, requests_per_s=LOAD, top=1, requests=FEW, replays=0).answer
+    assert cut.proof is not None
+    assert cut.proof.replayed == 0
+    assert cut.proof.least_gpus <= cut.options[0].fleet.gpus
+    assert (cut.proof.open == 0) == (cut.proof.least_gpus == cut.options[0].fleet.gpus)

@@ -1,0 +1,80 @@
+"""Branch and bound on the steady state: whether any strategy carries a load that comes at random on fewer GPUs.
+
+The steady state is a bound: no replay carries more than replicas whose queues never empty. So once some strategy holds,
+only those need be replayed whose steady state would carry the load on fewer GPUs, the cheapest first, each once on as
+many replicas as fit below what holds so far. More replicas are taken never to hold less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.fleet import EVERY, fleet_worth, gpus_worth, largest_batch, needed_gpus
+from raysearch.deploy.recommend.load_replay import LoadReplay, load_replay, load_setup
+from raysearch.deploy.replay.replay_report import holds, step_factor
+from sim.evaluation import Evaluation
+from sim.optimum.exact_search import Known, find_bests
+from sim.optimum.spaces import space_of
+from sim.replay.replica import Deployed
+from sim.simulate import evaluate
+
+
+@dataclass(frozen=True)
+class LoadProof:
+    """What is known of the fewest GPUs under a load.
+
+    Attributes:
+        open: Strategies that the bound did not exclude.
+        replayed: Of these, those that were replayed.
+        least_gpus: That the load takes at least: those that were found to hold, unless replays ended before.
+    """
+
+    open: int
+    replayed: int
+    least_gpus: int
+
+
+def fewer_gpus(
+    demand: Demand, most: int, passed: set[tuple[int, ...]], known: Known
+) -> tuple[list[tuple[Evaluation, LoadReplay]], LoadProof]:
+    """Strategies that hold on fewer GPUs, each on fewer than the one before, and what is known then.
+
+    Args:
+        demand: With a load.
+        most: GPUs on which some strategy holds.
+        passed: Degrees that were replayed already.
+        known: Of searches of the same workload.
+    """
+
+    def score(tokens_per_s_per_gpu: float, gpus: int) -> float:
+        return fleet_worth(demand, tokens_per_s_per_gpu, gpus)
+
+    # Limits at the percentile are kept on average too, and with the confidence: steps of replays are as much longer.
+    space = space_of(demand.asked)
+    bests = find_bests(space, EVERY, score, known=known, reached=gpus_worth(demand, most - 1))
+    candidates = [each for each in bests if degrees_of(each) not in passed and needed_gpus(demand, each) < most]
+    found: list[tuple[Evaluation, LoadReplay]] = []
+    replayed = 0
+    for each in sorted(candidates, key=lambda one: needed_gpus(demand, one)):
+        if needed_gpus(demand, each) >= most:
+            break
+        if replayed == demand.replays:
+            return found, LoadProof(len(candidates), replayed, needed_gpus(demand, each))
+        replayed += 1
+        loose = evaluate(demand.workload, each.strategy)
+        roomy = largest_batch(demand, loose) or loose
+        deployed = Deployed.of(demand.workload, roomy.strategy)
+        slow = replace(deployed, slower=step_factor(roomy, demand.confidence))
+        if holds(load_setup(demand, roomy, (most - 1) // roomy.gpus), slow) and (
+            load := load_replay(demand, roomy, most - 1)
+        ):
+            most = load.replicas * roomy.gpus
+            found.append((roomy, load))
+    return found, LoadProof(len(candidates), replayed, most)
+
+
+def degrees_of(each: Evaluation) -> tuple[int, ...]:
+    """What distinguishes candidates: all but the batch."""
+    strategy = each.strategy
+    return (strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep, strategy.pp)
