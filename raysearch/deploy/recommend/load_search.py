@@ -7,16 +7,14 @@ many replicas as fit below what holds so far. More replicas are taken never to h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import EVERY, fleet_worth, gpus_worth, largest_batch, needed_gpus
-from raysearch.deploy.recommend.load_replay import LoadReplay, load_replay, load_setup
-from raysearch.deploy.replay.replay_report import holds, step_factor
+from raysearch.deploy.recommend.load_replay import LoadReplay, load_replay
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import Known, find_bests
 from sim.optimum.spaces import space_of
-from sim.replay.replica import Deployed
 from sim.simulate import evaluate
 
 
@@ -64,11 +62,7 @@ def fewer_gpus(
         replayed += 1
         loose = evaluate(demand.workload, each.strategy)
         roomy = largest_batch(demand, loose) or loose
-        deployed = Deployed.of(demand.workload, roomy.strategy)
-        slow = replace(deployed, slower=step_factor(roomy, demand.confidence))
-        if holds(load_setup(demand, roomy, (most - 1) // roomy.gpus), slow) and (
-            load := load_replay(demand, roomy, most - 1)
-        ):
+        if load := load_replay(demand, roomy, most - 1):  # which fails at once on as many as fit, or holds
             most = load.replicas * roomy.gpus
             found.append((roomy, load))
     return found, LoadProof(len(candidates), replayed, most)
