@@ -86,6 +86,8 @@ def _over(exchange_s: float, behind_s: float) -> float:
 
 
 def _share_left(rank: Rank) -> float:
+    if rank.load.or_more:
+        return 0.0  # a larger batch may hide all of it: the share falls as kernels grow
     return _share(rank.workload, rank.load, rank.tp * rank.ep, rank.ep, rank.layer_group)
 
 
