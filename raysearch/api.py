@@ -165,7 +165,7 @@ def optimum(
     Raises:
         CatalogError, InputError: The question means nothing.
 
-    >>> asked = question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=15)
+    >>> asked = question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=15, chunk_tokens=2048)
     >>> optimum(asked).strategy == recommend(asked, top=1).strategy
     True
     """

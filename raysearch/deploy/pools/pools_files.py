@@ -14,7 +14,7 @@ from raysearch.base.file_io import degrees_text, png_of, record_bytes, write_tog
 from raysearch.base.priced_heading import priced_dict
 from raysearch.deploy.export.pool_services import POOLS_FILE
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
-from raysearch.deploy.recommend.disaggregated import disaggregated, pools_text
+from raysearch.deploy.recommend.pool_pairs import disaggregated, pools_text
 from raysearch.deploy.recommend.recommendation_files import option_figures, pair_dict
 from sim.config.question import Question
 from sim.json_object import JsonObject

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from raysearch.deploy.recommend.alternatives import alternatives, reason
 from raysearch.deploy.recommend.demand import Demand, FormName
-from raysearch.deploy.recommend.disaggregated import Disaggregated, ahead_by, best_disaggregated
 from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_of, gain, largest_batch
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
 from raysearch.deploy.recommend.load_replay import LoadReplay, load_replay, with_report
 from raysearch.deploy.recommend.load_search import LoadProof, degrees_of, fewer_gpus
+from raysearch.deploy.recommend.pool_pairs import Disaggregated, ahead_by, best_disaggregated
 from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation

@@ -12,8 +12,8 @@ from pathlib import Path
 from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_together
 from raysearch.base.priced_heading import priced_dict
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
-from raysearch.deploy.recommend.disaggregated import Disaggregated
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
+from raysearch.deploy.recommend.pool_pairs import Disaggregated
 from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
 from raysearch.deploy.replay.replay_report import replay_dict
 from sim.evaluation import Evaluation

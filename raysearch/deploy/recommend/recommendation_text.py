@@ -12,8 +12,8 @@ from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.alternatives import gpus_text
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.disaggregated import Disaggregated, ahead_by, pools_text
 from raysearch.deploy.recommend.fleet import cost, gain, gpus_at_low_end, stay_of
+from raysearch.deploy.recommend.pool_pairs import Disaggregated, ahead_by, pools_text
 from raysearch.deploy.recommend.recommendation import Option, Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from sim.engines.engine_registry import engine_rules_of

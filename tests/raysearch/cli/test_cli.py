@@ -147,8 +147,9 @@ def test_optimum_warns_where_another_format_s_best_is_several_times_faster(rayse
     slow, published = (json.loads(raysearch(*form, *limits, *weights).stdout) for weights in (("--weights", "fp8"), ()))
     assert published["precisions"]["weights"] == "fp8_block"  # the form in which Qwen publishes it
     times = published["tokens_per_s_per_gpu"] / slow["tokens_per_s_per_gpu"]
-    assert times > 2
-    assert f"with fp8_block it is {times:.1f} times as many" in slow["warnings"][0]
+    told = re.search(r"with fp8_block it is ([\d.]+) times as many", slow["warnings"][0])
+    assert told
+    assert 2 < float(told[1]) <= times  # of the same strategy, which another one may beat in the other format
     assert published["warnings"] == []
 
 
