@@ -194,7 +194,7 @@ def test_a_landscape_is_counted_where_ops_are_chosen_one_by_one(tiny_workload: P
 
 def test_pools_are_the_command_s(tmp_path: Path) -> None:
     found = rs.pools(QUESTION, sweep={"ttft_ms": [200, 2000]})
-    assert plain(found) == told("pools", *WORDS, "--sweep", "ttft-ms=200,2000")
+    assert plain(found) == told("pools", *WORDS, "--set", "sweep=ttft-ms=200,2000")
     assert [row["ttft_ms"] for row in found.to_rows()] == [200, 2000]
     assert found.figure().axes
     found.write(tmp_path)

@@ -6,8 +6,6 @@ import math
 import sys
 from typing import Annotated
 
-import typer
-
 from raysearch.answers.compared_pools import SWEEPABLE, PoolsResult
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import JsonOption, OutOption, RequestsPerSOption, exit_unless_feasible, show_result
@@ -27,9 +25,10 @@ def show_pools(
     ] = None,
     requests_per_s: RequestsPerSOption = None,
     sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=VALUE,VALUE,...: compare several values of isl, gpus, ttft-ms or requests-per-s. Repeatable."
+        str | None,
+        Setting(
+            "Compare several values of isl, gpus, ttft-ms or requests-per-s: NAME=VALUE,VALUE;NAME=VALUE,VALUE.",
+            "none",
         ),
     ] = None,
     kv_hidden: Annotated[
@@ -57,9 +56,10 @@ def show_pools(
     Examples:
       raysearch pools --model llama_3_1_70b --gpus 16 --isl 8000 --osl 500 --tpot-ms 30 --ttft-ms 1000
       raysearch pools --model qwen3_235b_a22b --gpus 32 --set mix=1000:200:7,16000:1000:3 --tpot-ms 50 --ttft-ms 2000
-      raysearch pools --model llama_3_1_70b --gpus 32 --osl 500 --tpot-ms 30 --sweep isl=1000,4000,16000 \\
-          --sweep ttft-ms=300,500,1000,2000,4000 --out results/pools
-      raysearch pools --model llama_3_1_70b --gpus 64 --isl 8000 --osl 500 --tpot-ms 30 --sweep requests-per-s=0.5,2,8
+      raysearch pools --model llama_3_1_70b --gpus 32 --osl 500 --tpot-ms 30 \\
+          --set "sweep=isl=1000,4000,16000;ttft-ms=300,500,1000,2000,4000" --out results/pools
+      raysearch pools --model llama_3_1_70b --gpus 64 --isl 8000 --osl 500 --tpot-ms 30 \\
+          --set sweep=requests-per-s=0.5,2,8
     """
     from raysearch.base.progress import telling
 
@@ -69,7 +69,7 @@ def show_pools(
             question,
             mix=None if mix is None else _mix(mix),
             requests_per_s=requests_per_s,
-            sweep=_swept(sweep or []),
+            sweep=_swept(sweep.split(";") if sweep else []),
             kv_hidden=kv_hidden,
             host=Host(host_gb * 1e9, host_gb_per_s * 1e9) if resharded else None,
             progress=tell,
@@ -91,8 +91,8 @@ def _swept(texts: list[str]) -> dict[str, list[float]]:
         name = name.replace("-", "_")
         if name not in SWEEPABLE or name in found:
             known = ", ".join(SWEEPABLE).replace("_", "-")
-            raise InputError(f"--sweep: expected NAME=VALUE,VALUE,... with a NAME of {known}, each once; got {text!r}")
-        found[name] = _numbers(f"--sweep {name.replace('_', '-')}", values, whole=SWEEPABLE[name])
+            raise InputError(f"--set sweep: expected NAME=VALUE,VALUE with a NAME of {known}, each once; got {text!r}")
+        found[name] = _numbers(f"--set sweep: {name.replace('_', '-')}", values, whole=SWEEPABLE[name])
     return found
 
 

@@ -26,7 +26,7 @@ def ask(*words: str, code: int = 0) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("pools")
-    asked = ("--gpus", "16", "--isl", "8000", "--sweep", "ttft-ms=20,700,2000", "--out", str(folder))
+    asked = ("--gpus", "16", "--isl", "8000", "--set", "sweep=ttft-ms=20,700,2000", "--out", str(folder))
     return folder, ask(*ASKED, *asked)
 
 
@@ -54,9 +54,9 @@ def test_in_turns_a_pool_gains_where_nobody_waits_for_a_token() -> None:
 
 def test_one_pool_wins_at_low_load() -> None:
     # Published: DistServe, section 2: few GPUs or requests cannot fill two pools.
-    low, high = ask(*ASKED, "--gpus", "16", "--isl", "8000", "--ttft-ms", "2000", "--sweep", "requests-per-s=0.2,7")[
-        "points"
-    ]
+    low, high = ask(
+        *ASKED, "--gpus", "16", "--isl", "8000", "--ttft-ms", "2000", "--set", "sweep=requests-per-s=0.2,7"
+    )["points"]
     assert low["winner"] == "one"
     assert low["ways"]["one"]["gpus"] < low["ways"]["apart"]["gpus"]
     assert high["winner"] == "apart"
@@ -112,8 +112,8 @@ def test_the_terminal_says_what_runs_and_which_way_wins() -> None:
         (("--isl", "100", "--osl", "10", "--set", "mix=1:1:1"), "not both"),
         (("--set", "mix=100:10"), "ISL:OSL:SHARE"),
         (("--set", "mix=100:10:-1"), "ISL:OSL:SHARE"),
-        (("--sweep", "isl=100,x", "--osl", "10"), "--sweep isl: expected whole numbers above 0"),
-        (("--isl", "100", "--osl", "10", "--sweep", "tpot=1"), "--sweep: expected NAME=VALUE"),
+        (("--set", "sweep=isl=100,x", "--osl", "10"), "--set sweep: isl: expected whole numbers above 0"),
+        (("--isl", "100", "--osl", "10", "--set", "sweep=tpot=1"), "--set sweep: expected NAME=VALUE"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_what_was_expected(words: tuple[str, ...], message: str) -> None:
