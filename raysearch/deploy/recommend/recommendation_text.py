@@ -178,7 +178,9 @@ def _proof_lines(answer: Recommendation) -> Iterator[str]:
     proof, load = answer.proof, answer.options[0].load
     if proof is None or load is None:
         return
-    others = f"{proof.replayed} of {proof.open} others that the steady state would allow were replayed"
+    others = "all that the steady state would allow there are listed"
+    if proof.open:
+        others = f"{proof.replayed} of {proof.open} others that the steady state would allow there were replayed"
     if proof.least_gpus == answer.options[0].fleet.gpus:
         yield f"No strategy takes fewer GPUs: {others}"
     else:
