@@ -41,6 +41,23 @@ class Disaggregated:
         """Of the GPUs that it takes."""
         return self.tokens_per_s / self.matched.gpus
 
+    @property
+    def tokens_per_s_interval(self) -> tuple[float, float]:
+        """Of the whole, where each pool is as slow, or as fast, as the end of its own 90 % interval says."""
+        slow, fast = zip(*(_rates_per_s(*pool) for pool in self.pools.values()), strict=True)
+        tokens = self.tokens_per_s / self.matched.requests_per_s
+        return tokens * min(slow), tokens * min(fast)
+
+
+def _rates_per_s(replica: Replica, count: int) -> tuple[float, float]:
+    """Lowest and highest rate of a pool: rates err as the time does that they are made of."""
+    found, rate = replica.evaluation, count * replica.requests_per_s
+    time_s, interval_s = (
+        (found.tpot_s, found.tpot_interval_s) if found.tpot_s else (found.ttft_s, found.ttft_interval_s)
+    )
+    low_s, high_s = interval_s
+    return rate * time_s / high_s, rate * time_s / low_s
+
 
 def best_disaggregated(demand: Demand) -> Disaggregated | None:
     """The exact best pair of pools under a demand without a load; None where none keeps the limits."""

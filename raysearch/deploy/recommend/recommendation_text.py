@@ -43,13 +43,17 @@ def _pair_lines(pair: Disaggregated) -> Iterator[str]:
         f"Disaggregated: {pools_text(matched)}; {matched.gpus} GPUs"
         + (f", {left} of {pair.gpus_at_hand} left over" if left else "")
     )
-    yield f"  {pair.tokens_per_s_per_gpu:,.1f} tokens/s/GPU; {pair.tokens_per_s:,.0f} tokens/s in all"
+    low, high = (bound / matched.gpus for bound in pair.tokens_per_s_interval)
+    per_gpu = f"{pair.tokens_per_s_per_gpu:,.1f} tokens/s/GPU [{low:,.1f}, {high:,.1f}]"
+    yield f"  {per_gpu}; {pair.tokens_per_s:,.0f} tokens/s in all"
+    low_ms, high_ms = (bound_s * 1e3 for bound_s in matched.decode.evaluation.tpot_interval_s)
     over = "the node's links" if matched.same_node else "the network"
     yield (
-        f"  {matched.tpot_s * 1e3:.1f} ms per token; {matched.ttft_s * 1e3:,.1f} ms to the first token, "
-        f"{matched.transfer_s * 1e3:.1f} ms of it for the KV cache over {over}"
+        f"  {matched.tpot_s * 1e3:.1f} ms per token [{low_ms:.1f}, {high_ms:.1f}]; {matched.ttft_s * 1e3:,.1f} ms "
+        f"to the first token, {matched.transfer_s * 1e3:.1f} ms of it for the KV cache over {over}"
     )
-    yield f"  {matched.requests_per_s:,.2f} requests/s"
+    rate = f"{matched.requests_per_s:,.2f} requests/s"
+    yield f"  {rate} in the steady state, without queues of requests that come at random"
 
 
 def _other_form(answer: Recommendation) -> str:

@@ -491,6 +491,18 @@ def test_both_forms_of_deployment_are_what_pools_says_and_the_better_one_leads(t
     rates = [pair[phase]["replicas"] * pair[phase]["requests_per_s_of_each"] for phase in ("prefill", "decode")]
     assert pair["requests_per_s"] == pytest.approx(min(rates))
     assert pair["tpot_s"] < 0.029
+    # The whole is as slow as the pool that is slowest where both are as slow as the ends of their intervals say.
+    times = [("ttft_s", pair["prefill"]), ("tpot_s", pair["decode"])]
+    ends = [
+        min(
+            500 * rate * pool[name] / pool["intervals"][name][end]
+            for rate, (name, pool) in zip(rates, times, strict=True)
+        )
+        for end in (1, 0)
+    ]
+    assert pair["tokens_per_s_interval"] == pytest.approx(ends)
+    assert ends[0] < pair["tokens_per_s"] < ends[1]
+    assert pair["tpot_interval_s"] == pair["decode"]["intervals"]["tpot_s"]
     for number, roles in (("0", ["kv_producer", "kv_consumer"]), ("1", [])):
         text = RUNNER.invoke(app, ["export", str(tmp_path), "--to", "vllm", "--alternative", number]).stdout
         assert [role for role in ("kv_producer", "kv_consumer") if role in text] == roles
