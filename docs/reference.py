@@ -57,7 +57,7 @@ _BECOMES: Mapping[str, tuple[type, ...]] = {
 }
 """What the simulator makes of files' tables, by their schemas' names: the docstrings there say what keys mean."""
 _SETTINGS = (
-    "What is seldom changed is a setting: `--set NAME=VALUE`, as often as needed; `--set NAME` alone switches it on."
+    "Settings are less common options: `--set NAME=VALUE`, as often as needed; `--set NAME` alone switches one on."
 )
 _MARKUP = str.maketrans({"|": "\\|", "\n": " "})
 

@@ -127,7 +127,7 @@ def _run() -> int:
         if isinstance(end.__context__, OSError):  # Typer's own, where the reader of its help has gone
             _give_up_stdout()
             return FAILURE
-        return _fail("the code that the command called has asked to end it", FAILURE)
+        return _fail("code that the command called exited", FAILURE)
     except OSError as error:
         _give_up_stdout()
         return _fail("" if isinstance(error, BrokenPipeError) else error, FAILURE)

@@ -92,10 +92,9 @@ class Question:
     family: Annotated[
         str | None,
         About(
-            "Family to read a config.json as that has a new name for a known architecture: a model_type such as "
-            "deepseek_v3.",
+            "Read the config.json as this model_type, such as deepseek_v3: for a known architecture under a new name.",
             "deployment",
-            "what the file calls itself",
+            "the file's own model_type",
         ),
     ] = None
     hardware: Annotated[
@@ -103,7 +102,7 @@ class Question:
         About(
             "Machine: a name in configs/hardware, or the path of a TOML file.",
             "deployment",
-            "the workload's, else the measured one",
+            "the workload's, else h100_sxm",
             "hardware",
             kind="hardware",
         ),
@@ -111,8 +110,8 @@ class Question:
     engine: Annotated[
         str | None,
         About(
-            "Inference engine: vllm, sglang, trtllm, megatron_core, one that a package adds, or none for the bare "
-            "machine. Decides what can be run (see --space), and charges the engine's own time and memory policy.",
+            "Inference engine: vllm, sglang, trtllm, megatron_core, a plugin's, or none for the bare machine. Sets "
+            "which strategies are supported (see --space), the engine's own time and its memory policy.",
             "deployment",
             f"the workload's, else {USUAL_ENGINE}",
             "engine",
@@ -121,10 +120,10 @@ class Question:
     engine_version: Annotated[
         str | None,
         About(
-            "Version of the engine, or the path of a TOML file about it. Each has its own rules and times: see "
-            "`raysearch list`.",
+            "Version of the engine, or the path of a TOML file that describes one. Versions differ in rules and "
+            "times: see `raysearch list`.",
             "deployment",
-            "the workload's, else the engine's first",
+            "the workload's, else the first in `raysearch list`",
             "engine_version",
         ),
     ] = None
@@ -137,14 +136,14 @@ class Question:
             "phase",
         ),
     ] = None
-    isl: Annotated[int | None, About("Tokens of a prompt.", "deployment", key="prompt_tokens", least=1)] = None
-    osl: Annotated[int | None, About("Tokens of an answer.", "deployment", key="output_tokens", least=1)] = None
+    isl: Annotated[int | None, About("Prompt length in tokens.", "deployment", key="prompt_tokens", least=1)] = None
+    osl: Annotated[int | None, About("Output length in tokens.", "deployment", key="output_tokens", least=1)] = None
     weights: Annotated[
         str | None,
         About(
             "Format of the weights: bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.",
             "deployment",
-            "as published: the checkpoint's, else its fp8, or bf16 beside 4-bit experts",
+            "as published: the checkpoint's, else its fp8, or bf16 where the experts are 4-bit",
             "precisions.weights",
         ),
     ] = None
@@ -153,21 +152,21 @@ class Question:
         About(
             "Format of the KV cache: bf16 or fp8.",
             "deployment",
-            "the checkpoint's, else fp8, if the engine has it",
+            "the checkpoint's, else fp8 if the engine supports it",
             "precisions.kv_cache",
         ),
     ] = None
     chunk_tokens: Annotated[
         int | None,
         About(
-            "Most prompt tokens of a step (chunked prefill).", "deployment", "prompts whole", "chunk_tokens", least=1
+            "Prompt tokens per step at most (chunked prefill).", "deployment", "whole prompts", "chunk_tokens", least=1
         ),
     ] = None
     prompt_wait_steps: Annotated[
         int | None,
         About(
-            "Most steps that a prompt waits for those of other attention groups, so that all groups have theirs in "
-            "one step (SGLang's prefill delayer, 30; TensorRT-LLM's enable_balance, 50).",
+            "Steps that a prompt waits at most, so that all attention groups compute their prompts in the same step "
+            "(SGLang's prefill delayer, 30; TensorRT-LLM's enable_balance, 50).",
             "deployment",
             "0",
             "prompt_wait_steps",
@@ -179,8 +178,8 @@ class Question:
     expert_exchange: Annotated[
         ExpertExchange | None,
         About(
-            "How tokens reach their experts: 'all_to_all' sends each copy to its expert's rank (DeepEP); 'all_gather' "
-            "sends every token to every rank.",
+            "How tokens reach their experts: 'all_to_all' sends each token to its experts' ranks only (DeepEP); "
+            "'all_gather' sends every token to every rank.",
             "deployment",
             "the engine's; all_to_all on the bare machine",
             "expert_exchange",
@@ -189,7 +188,7 @@ class Question:
     redundant_experts: Annotated[
         int | None,
         About(
-            "Copies of popular experts per layer, for balance (EPLB).",
+            "Extra copies of popular experts per layer, for load balance (EPLB).",
             "deployment",
             "0",
             "redundant_experts",
@@ -200,10 +199,10 @@ class Question:
     two_batch_overlap: Annotated[
         bool | None,
         About(
-            "Whether two half batches overlap, one's way to its experts and back with the other's work "
+            "Overlap the expert exchange of one half of the batch with the computation of the other "
             "(SGLang's --enable-two-batch-overlap, vLLM's --enable-dbo).",
             "deployment",
-            "off, as in every engine",
+            "off, as in all engines",
             "two_batch_overlap",
             rare=True,
         ),
@@ -211,9 +210,9 @@ class Question:
     deepep_mode: Annotated[
         DeepepMode | None,
         About(
-            "DeepEP's kernels: 'auto', 'low_latency' or 'normal'.",
+            "DeepEP kernels: 'auto', 'low_latency' or 'normal'.",
             "deployment",
-            "auto: low latency up to 1,024 tokens of a GPU",
+            "auto: low latency up to 1,024 tokens per GPU",
             "deepep_mode",
             rare=True,
         ),
@@ -221,7 +220,7 @@ class Question:
     routing: Annotated[
         Routing | None,
         About(
-            "Which experts tokens visit: 'skewed' as measured, or 'balanced', all alike.",
+            "How tokens are distributed over experts: 'skewed', as measured, or 'balanced'.",
             "deployment",
             "the workload's, else skewed",
             "routing",
@@ -242,16 +241,17 @@ class Question:
     acceptance: Annotated[
         str | None,
         About(
-            "Share of drafted tokens accepted where those before them are: 0.8, or one per position: 0.9,0.7.",
+            "Acceptance rate of a drafted token, given that those before it were accepted: 0.8, or one per position: "
+            "0.9,0.7.",
             "deployment",
-            "of mtp as measured of DeepSeek-R1 at such lengths",
+            "for mtp, as measured on DeepSeek-R1 at such lengths",
             key="speculation.acceptance",
         ),
     ] = None
     draft: Annotated[
         str | None,
         About(
-            "What drafts tokens: 'mtp', 'ngram' (at no cost), or a model, named as by --model.",
+            "What drafts tokens: 'mtp', 'ngram' (free), or a model, as in --model.",
             "deployment",
             "mtp if the model has it",
             "speculation.draft",
@@ -259,12 +259,12 @@ class Question:
             rare=True,
         ),
     ] = None
-    tpot_ms: Annotated[float | None, About("Longest time per output token.", "limits", "no limit", "tpot_slo_ms")] = (
-        None
-    )
-    ttft_ms: Annotated[float | None, About("Longest time to the first token.", "limits", "no limit", "ttft_slo_ms")] = (
-        None
-    )
+    tpot_ms: Annotated[
+        float | None, About("Limit on the time per output token.", "limits", "no limit", "tpot_slo_ms")
+    ] = None
+    ttft_ms: Annotated[
+        float | None, About("Limit on the time to the first token.", "limits", "no limit", "ttft_slo_ms")
+    ] = None
     gpus: Annotated[
         int | None,
         About(
@@ -278,7 +278,7 @@ class Question:
     margin: Annotated[
         float | None,
         About(
-            "Share of the SLOs and of the memory to keep free, such as 0.05.",
+            "Share of the latency limits and of the memory to keep free, such as 0.05.",
             "limits",
             "0",
             "margin",
@@ -290,7 +290,7 @@ class Question:
     confidence: Annotated[
         float | None,
         About(
-            "Probability with which measured runs are to keep the limits on latencies; 0.5: they count as predicted.",
+            "Probability with which the latency limits are to be met; 0.5 takes latencies as predicted.",
             "limits",
             f"the workload's, else {USUAL_CONFIDENCE}, or 0.5 without an engine",
             "confidence",
@@ -302,8 +302,8 @@ class Question:
     space: Annotated[
         str | None,
         About(
-            "Strategies to search. 'paper': no op sharded over tokens; 'joint': with them; 'extended': also meshes of "
-            "their own for attention and experts, and more choices; or an engine's name: what that engine runs.",
+            "Strategies to search. 'paper': no op sharded over tokens; 'joint': these too; 'extended': also separate "
+            "meshes for attention and experts, and more choices per op; or an engine's name: what it supports.",
             "search",
             "the engine's, else 'joint'",
             "space",
@@ -312,7 +312,7 @@ class Question:
     groups: Annotated[
         GroupChoices | None,
         About(
-            "'shared': all kinds of layers have the same choices for their ops; 'own': each kind has its own.",
+            "'shared': all kinds of layers make the same choice for an op; 'own': each kind makes its own.",
             "search",
             "shared",
             "groups",
@@ -322,7 +322,7 @@ class Question:
     batches: Annotated[
         BatchGrid | None,
         About(
-            "Batches to search: 'any', or 'powers_of_two', the paper's list.",
+            "Batch sizes to search: 'any', or 'powers_of_two', as in the paper.",
             "search",
             "the workload's list, else any",
             "degrees.batch",
@@ -332,9 +332,9 @@ class Question:
     any_degrees: Annotated[
         str | None,
         About(
-            "pp, ep or pp,ep: search every number of pipeline stages (up to 64), of experts' ranks, or of both.",
+            "pp, ep or pp,ep: search every number of pipeline stages (up to 64), of expert-parallel ranks, or of both.",
             "search",
-            "those that the workload lists, else divisors and powers of two",
+            "the workload's, else divisors and powers of two",
             rare=True,
         ),
     ] = None
@@ -366,7 +366,7 @@ class Question:
         if self.model is not None:
             raise CatalogError("--model describes a workload, --workload names one: give one or the other")
         if self.family is not None:
-            raise CatalogError("--as says what the config.json of --model is: give --model too")
+            raise CatalogError("--as is about the config.json that --model names: give --model too")
         try:
             return load_workload(self.workload, self.hardware, origin=origin, **_keys(self, leave=("hardware",)))
         except CatalogError as error:
@@ -503,7 +503,7 @@ def _keys(question: Question, leave: tuple[str, ...] = ()) -> JsonObject:
 def _speculation(drafted: JsonObject) -> JsonObject:
     """The table [speculation] of the fields about drafts. Raises: CatalogError."""
     if "draft_tokens" not in drafted:
-        raise CatalogError(f"{option_of(next(iter(drafted)))} is of speculative decoding: give --draft-tokens N too")
+        raise CatalogError(f"{option_of(next(iter(drafted)))} is for speculative decoding: give --draft-tokens N too")
     text = drafted.pop("acceptance", None)
     if text is None:
         return drafted
@@ -511,7 +511,7 @@ def _speculation(drafted: JsonObject) -> JsonObject:
         shares = tuple(float(part) for part in str(text).split(","))
     except ValueError:
         raise CatalogError(
-            f"--acceptance takes a share such as 0.8, or one per place such as 0.9,0.7; got {text!r}"
+            f"--acceptance: expected a rate such as 0.8, or one per position such as 0.9,0.7; got {text!r}"
         ) from None
     return drafted | ({"acceptance": shares[0]} if len(shares) == 1 else {"accepted": shares})
 
@@ -539,7 +539,9 @@ def _workload_of_options(asked: Question, origin: Origin) -> Workload:
     if asked.model is None:
         raise CatalogError("expected --workload NAME, or --model NAME with --isl and --osl; `raysearch list` has names")
     if missing := [option_of(name) for name in ("isl", "osl") if getattr(asked, name) is None]:
-        raise CatalogError(f"{' and '.join(missing)} must be given with a model: tokens of a prompt and of an answer")
+        raise CatalogError(
+            f"{' and '.join(missing)} must be given with a model: the lengths of a prompt and of an answer, in tokens"
+        )
     question = asked.resolved
     assert question.hardware is not None
     assert question.gpus is not None

@@ -258,7 +258,7 @@ class Phase:
 
 
 DECODE = Phase("decode", "a pool that only decodes", _decoding, decodes=True, prefills=False)
-SERVE = Phase("serve", "continuous batching, whose steps also carry prompts", _serving, decodes=True, prefills=True)
+SERVE = Phase("serve", "continuous batching of prompts and decoding", _serving, decodes=True, prefills=True)
 PREFILL = Phase("prefill", "a pool that only computes prompts", _prefilling, decodes=False, prefills=True)
 _PHASES = {phase.name: phase for phase in (DECODE, SERVE, PREFILL)}
 _SHIPPED = tuple(_PHASES)

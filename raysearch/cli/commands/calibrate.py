@@ -24,23 +24,23 @@ def calibrate(
     hardware: MachineOption = "h100_sxm",
     runs: Annotated[
         bool,
-        Setting("Fit only the engines' own times, to all machines' serving runs together; keep the kernels."),
+        Setting("Keep the kernels; fit the engines' own times alone, to the serving runs of all machines together."),
     ] = False,
     anchor: Annotated[
-        bool, Setting("With runs: keep the machine's engine fits and scale each to the folder's few runs, by model.")
+        bool, Setting("With runs: keep the machine's engine times and scale them to the folder's few runs, per model.")
     ] = False,
     beside: Annotated[
         list[str] | None, Setting("More folders of runs; NAME=FOLDER gives the machine for files that do not name one.")
     ] = None,
     system: Annotated[
         str,
-        Setting("Machine's name in AIConfigurator's database, whose wheel or folder PATH is; newest versions count."),
+        Setting("PATH is AIConfigurator's wheel or folder: read this machine of its database, newest versions only."),
     ] = "",
     sister: Annotated[
         str,
         Setting(
-            "A machine with the same chip, whose kernels are taken where the folder has none of a format; with anchor, "
-            "any machine, whose engines are scaled."
+            "A machine with the same chip, whose kernels fill in for formats that the folder lacks; with anchor, any "
+            "machine, whose engine times are scaled."
         ),
     ] = "",
     force: Annotated[bool, Setting("Replace a file with other content.")] = False,
@@ -49,15 +49,15 @@ def calibrate(
     """Fit efficiency curves and the collective model to measured rows, and show their errors on held-out rows.
 
     \b
-    Reads whichever of these files the folder contains; a kernel family without one keeps the hardware file's medians:
+    Reads whichever of these files the folder contains; kernels without a file keep the hardware file's medians:
       gemm.csv, attention_decode.csv, attention_prefill.csv, mla_decode.csv, modules.csv, linear_attention.csv, moe.csv,
       collectives.csv, moe_alltoall_deepep.csv, p2p_send_recv_vidur.csv
 
     \b
     With --set runs the machine's kernels stay, and its engines' times and intervals are fitted to the aggregated runs
-    of all folders and machines together (endtoend_ttft_tpot.csv, or runs.csv with a column "system"); with --set anchor
-    they are scaled to a few runs of your own, and nothing else is read. Either takes a file of InferenceX's published
-    results (its dashboards' JSON) in a folder's place.
+    of all folders and machines together (endtoend_ttft_tpot.csv, or runs.csv with a column "system"). With --set anchor
+    they are instead scaled to a few runs of your own. Either accepts a file of InferenceX's published results (the JSON
+    of its dashboards) in place of a folder.
 
     \b
     Examples:
@@ -68,7 +68,7 @@ def calibrate(
       raysearch calibrate measured/ --out mine.json --hardware my_machine.toml --set source="own cluster" --json
       raysearch calibrate aiconfigurator_core.whl --out b200.json --hardware b200_sxm --set system=b200_sxm
     \b
-    Then name the file in that hardware file: calibration = "mine.json"
+    Then name the file in the hardware file: calibration = "mine.json"
     """
     from raysearch.base.errors import InputError
     from raysearch.base.progress import telling
@@ -76,7 +76,7 @@ def calibrate(
     from raysearch.fidelity.calibration.public_database import write_tables
 
     if out.suffix != ".json":
-        raise InputError(f"--out takes the name of a .json file, got {str(out)!r}")
+        raise InputError(f"--out: expected the name of a .json file, got {str(out)!r}")
     if runs:
         serving = _serving(path, beside or [], hardware, anchor=anchor, sister=sister)
         kernels = _kernels(hardware, source or path.name)

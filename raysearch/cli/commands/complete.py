@@ -33,11 +33,11 @@ def complete(
     layout: LayoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Complete a strategy that is partly given: as compilers propagate shardings, and exactly, side by side.
+    """Complete a partial strategy: by sharding propagation, as compilers do, and exactly, side by side.
 
-    --dims has '?' for what is to be found, or names tensors with the dims that tp shards; by default Megatron-LM's
-    choices for the GEMMs are given. Without --tp and --layout both completions have their best degrees and batch. Exits
-    with 3 where nothing is feasible with the given choices.
+    --dims has '?' for each open choice, or names tensors with the dims that tp shards; by default Megatron-LM's choices
+    for the GEMMs are given. Without --tp and --layout, each completion gets its best degrees and batch. Exits with 3 if
+    nothing is feasible with the given choices.
 
     \b
     Examples:
@@ -53,7 +53,7 @@ def complete(
         degrees |= {} if batch is None else {"batch": batch}
         degrees |= {} if named.dp is None else {"dp": named.dp}
     elif (ep, pp, batch, cp, dp) != (None, 1, None, 1, None):
-        raise InputError("expected --tp or --layout beside other degrees; without any degree the best ones are found")
+        raise InputError("expected --tp or --layout with the other degrees; without any degree the best ones are found")
     found = CompletionResult.of(question, workload, dims, degrees)
     show_result(found, as_json=as_json)
     exit_unless_feasible(found)

@@ -35,7 +35,7 @@ def evaluate_strategy(
 ) -> None:
     """Evaluate one strategy: speed, memory, violations and a breakdown per op.
 
-    Where it breaks a limit, or the engine does not support it, that comes before the figures, and the exit code is 3.
+    If it breaks a limit, or the engine does not support it, that comes before the figures, and the exit code is 3.
 
     \b
     Examples:

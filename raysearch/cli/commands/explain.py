@@ -40,7 +40,7 @@ def explain_strategy(
     against: Annotated[
         str | None,
         Setting(
-            "A second strategy beside it: dims as --dims takes them, and the degrees in which it differs, as in "
+            "A second strategy to draw: dims as in --dims, then the degrees in which it differs, as in "
             "'megatron tp=8 cp=1' or 'megatron layout=tep8'.",
             "none",
         ),

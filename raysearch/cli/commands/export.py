@@ -65,19 +65,19 @@ def export_strategy(
     dp: DpOption = None,
     layout: LayoutOption = None,
     ops: Annotated[
-        list[str] | None, Setting("Shard only these ops, e.g. qkv_proj,o_proj; the others stay whole.", "all")
+        list[str] | None, Setting("Shard only these ops, such as qkv_proj,o_proj; the others stay whole.", "all")
     ] = None,
     longest_request: Annotated[
         int | None,
-        Setting("Tokens of the longest request to let in, prompt and answer.", "twice the usual ones", least=1),
+        Setting("Longest request to admit, prompt and answer, in tokens.", "twice --isl + --osl", least=1),
     ] = None,
     out: Annotated[Path | None, _OUT] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a strategy as the command, configuration or code that runs it, and list what the target cannot express.
 
-    The command is printed on stdout; stderr has what is deployed, notes and what was left out. Where the strategy
-    breaks a limit, stderr says so too and the exit code is 3.
+    The command is printed on stdout; what is deployed, notes and what was left out go to stderr. If the strategy breaks
+    a limit, stderr says so too, and the exit code is 3.
 
     \b
     Examples:
@@ -114,7 +114,7 @@ def _deployed(
     from raysearch.deploy.export.models import weights_of
 
     if question is None or (tp is None and rest[-1] is None):
-        raise InputError("expected a folder or a file to export from, or a workload with --tp or --layout")
+        raise InputError("expected a folder or file to export, or a workload with --tp or --layout")
     workload = loaded(question)
     ep, pp, *others = rest
     strategy = strategy_of(workload, tp, ep, pp, batch, *others)

@@ -20,7 +20,7 @@ def forecast_deployments(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="Files of entries such as InferenceX's configs/nvidia-master.yaml; a forecast to score.",
+            help="Files of announced runs, such as InferenceX's configs/nvidia-master.yaml; or a forecast to score.",
         ),
     ],
     out: Annotated[
@@ -28,20 +28,18 @@ def forecast_deployments(
     ] = None,
     score: Annotated[
         Path | None,
-        typer.Option(
-            "--score", help="Published results by which to score a forecast, .json or .csv.", callback=at_home
-        ),
+        typer.Option("--score", help="Published results to score a forecast against, .json or .csv.", callback=at_home),
     ] = None,
     known: Annotated[
         list[str] | None,
-        Setting("Files of published results, whose entries are left out: what is known is no forecast."),
+        Setting("Files of published results; runs that they contain are left out, since they are known already."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict what deployments will do before anyone measures them, or score such a forecast.
+    """Predict the performance of announced deployments before anyone measures them, or score such a forecast.
 
-    Predictions have 90 % intervals; the file has version, date, the digests of its sources, and one of itself, by which
-    a change shows. What cannot be predicted stands beside with its reason.
+    Predictions have 90 % intervals. The file has the version, the date, digests of its sources, and a digest of itself
+    that exposes any change. What cannot be predicted is listed with the reason.
 
     \b
     Examples:
@@ -57,12 +55,12 @@ def forecast_deployments(
 
     if score is not None:
         if len(path) != 1 or out is not None:
-            raise InputError("--score takes one forecast, as --out wrote it, and writes none")
+            raise InputError("--score: expected one forecast file, and no --out")
         found = forecast_score.score_of(sealed_forecast.read_forecast(path[0]), read_results(score))
         print_json(found) if as_json else _print_score(found)
         return
     if out is None or out.suffix != ".json":
-        raise InputError(f"--out takes the name of the .json file to write, got {str(out or '')!r}")
+        raise InputError(f"--out: expected the name of the .json file to write, got {str(out or '')!r}")
     measured = {entry_of(result.key) for file in known or () for result in read_results(Path(file))}
     with telling("forecasting") as tell:
         today = f"{datetime.now(UTC):%Y-%m-%d}"
@@ -81,7 +79,7 @@ def forecast_deployments(
 
 
 def _print_score(found: JsonObject) -> None:
-    print(f"{found['measured']:,} of {found['predictions']:,} predictions of {found['date']} were measured since")
+    print(f"{found['measured']:,} of {found['predictions']:,} predictions of {found['date']} have been measured since")
     for name, title in (("time_per_token", "time per token"), ("tokens_per_s_per_gpu", "tokens/s/GPU")):
         if figures := found[name]:
             print(

@@ -31,13 +31,13 @@ _PLUGIN_GROUPS = {
 
 
 def list_configurations(as_json: JsonOption = False) -> None:
-    """List workloads, engines, searchers, exports, settings, machines, models and others, with what was measured.
+    """List workloads, machines, models, engines, searchers, exporters, plugins and settings, and what was measured.
 
     \b
-    Every machine and model can be evaluated, optimised and searched. Kernels and, apart from them, serving runs were
+    Every machine and model can be evaluated, optimised and searched. Kernel times and, separately, serving times are
       measured      on the machine itself, and fitted;
-      carried over  from that one, at the peak rates of another: the interval is wider, and the bias is named;
-      assumed       where nothing like them was measured: the roofline, at a median efficiency.
+      carried over  from another machine, at this one's peak rates: the interval is wider, and the bias is stated;
+      assumed       where nothing similar was measured: the roofline at a median efficiency.
 
     \b
     Examples:

@@ -41,8 +41,8 @@ def matmul(
 ) -> None:
     """Plan one matrix product of sharded tensors: the cheapest collectives before and after it, in bytes and time.
 
-    A subscript names the axes that shard a dim: A[I_X, J_Y], A[I_XY, J]; {U_X} behind a tensor leaves parts of a sum
-    over X. Every sharding of the product and every route to it is weighed, so no other plan is cheaper.
+    A subscript names the axes that shard a dim: A[I_X, J_Y], A[I_XY, J]; {U_X} after a tensor means partial sums over
+    X. Every sharding of the product and every route to it is compared, so no other plan is cheaper.
 
     \b
     Examples:

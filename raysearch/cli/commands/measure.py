@@ -22,14 +22,14 @@ def measure(
         Literal["vllm", "sglang", "trtllm"], Setting("Engine whose kernels the rows stand for: vllm, sglang or trtllm.")
     ] = "vllm",
     tiny: Annotated[bool, Setting("Measure a few small shapes only, to test the installation.")] = False,
-    cpu: Annotated[bool, Setting("On the CPU, with gloo.")] = False,
+    cpu: Annotated[bool, Setting("Measure on the CPU, with gloo, to try it out.")] = False,
     gpus: Annotated[int | None, typer.Option(min=1, help=GPUS_HELP, show_default="all of this host")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure GEMMs, attention and collectives of this host's GPUs through PyTorch, for `raysearch calibrate`.
 
     \b
-    The GPUs should be idle otherwise. Writes gemm.csv, attention_decode.csv, attention_prefill.csv and, with
+    The GPUs should be otherwise idle. Writes gemm.csv, attention_decode.csv, attention_prefill.csv and, with
     several GPUs, collectives.csv and p2p_send_recv_vidur.csv. What PyTorch has no kernel of (an engine's experts,
     latent attention, DeepEP) is left out: docs/guides/calibrating.md has the columns of all files.
 
@@ -45,7 +45,7 @@ def measure(
     import torch
 
     if not cpu and not torch.cuda.is_available():
-        raise InputError("PyTorch sees no GPU here; --set cpu measures the CPU, to try the files out")
+        raise InputError("PyTorch sees no GPU here; --set cpu measures the CPU, to try it out")
     counts, left_out = _measure(out, framework, gpus, tiny=tiny, on_cpu=cpu)
     if as_json:
         print_json({"out": str(out), "rows": counts, "left_out": left_out})

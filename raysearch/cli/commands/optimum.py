@@ -18,7 +18,7 @@ from sim.config.question import Question
 def show_optimum(
     question: Question,
     compare_spaces: Annotated[
-        bool, Setting("Compare heuristics, the paper's and the joint space, and each extension.")
+        bool, Setting("Compare the heuristics, the paper's and the joint space, and each extension.")
     ] = False,
     landscape: Annotated[
         bool, Setting("Also count the feasible strategies, with quantiles, where they can be enumerated.")
@@ -28,7 +28,7 @@ def show_optimum(
         typer.Option(
             "--out",
             "-o",
-            help="File to write: the optimum with a certificate that nothing is better, which `verify` checks.",
+            help="File for the optimum and a certificate that nothing is better, which `verify` checks.",
             callback=at_home,
         ),
     ] = None,
@@ -36,8 +36,7 @@ def show_optimum(
 ) -> None:
     """Find the exact optimum over every strategy of a workload, and the distribution of the feasible ones.
 
-    The best strategy is printed as soon as it is known, the rest after it. Exits with 3 where nothing is
-    feasible.
+    The best strategy is printed as soon as it is known. Exits with 3 if nothing is feasible.
 
     \b
     Examples:

@@ -35,18 +35,19 @@ def at_home(path: Path | None) -> Path | None:
 
 
 RequestsPerSOption = Annotated[
-    float | None, typer.Option(help="Load: requests that come per second, on all replicas.", show_default="none")
+    float | None, typer.Option(help="Load: requests per second, over all replicas.", show_default="none")
 ]
 ConcurrencyOption = Annotated[
     int | None,
     typer.Option(
-        help="Load: requests at once; of `replay` clients of a replica, who send when they are answered.",
+        help="Load: concurrent requests; of `replay`, clients per replica that send again once they are answered.",
         min=1,
         show_default="none",
     ),
 ]
 AlternativeOption = Annotated[
-    int, typer.Option(help="Of a recommendation: 0 is the best, then its alternatives; of `pools` a point.", min=0)
+    int,
+    typer.Option(help="Which of a recommendation: 0 is the best, then its alternatives; of `pools`, a point.", min=0),
 ]
 GPUS_HELP = QUESTION_FIELDS["gpus"].help
 OUT_HELP = "Folder for the results, new or empty."
@@ -66,19 +67,19 @@ ResultsArgument = Annotated[
 SimulatorOption = Annotated[
     str | None,
     typer.Option(
-        help="Search another black box: module:function, or an installed entry point.", show_default="our own"
+        help="Search another black box: module:function, or an installed entry point.", show_default="the built-in one"
     ),
 ]
 StartSetting = Annotated[
     str | None,
     Setting(
-        "Call these first: 'rule' of thumb, the built-in simulator's 'optimum', or a folder or file of an answer.",
+        "Evaluate first: 'rule' (a rule of thumb), 'optimum' (the built-in simulator's), or what a folder or file has.",
         "nothing",
     ),
 ]
 WorkersSetting = Annotated[
     int | None,
-    Setting("Processes that evaluate for a run.", "by the time of a call", least=0, most=MOST_WORKERS),
+    Setting("Worker processes per run.", "by the time of an evaluation", least=0, most=MOST_WORKERS),
 ]
 CpusPerWorkerSetting = Annotated[
     float, Setting("CPUs that Ray reserves for each worker; a fraction or a whole number.", least=0, most=MOST_CPUS)
@@ -87,24 +88,26 @@ GpusPerWorkerSetting = Annotated[
     float, Setting("GPUs that Ray reserves for each worker; a fraction or a whole number.", least=0, most=MOST_CPUS)
 ]
 ReplaySetting = Annotated[
-    Path | None, Setting("Folder of an equal search: answers of workers are taken in as they arrived there.")
+    Path | None, Setting("Folder of an identical search, whose workers' answers are taken in the same order.")
 ]
 TimeoutSetting = Annotated[
     float,
     Setting(
-        "Longest time of one call in seconds; after it the call counts as failed and its process is ended.",
+        "Timeout of one evaluation in seconds; after it the evaluation counts as failed and its process is ended.",
         least=0,
         most=LONGEST_TIMEOUT_S,
     ),
 ]
 OnFailureSetting = Annotated[
     Literal["stop", "infeasible"] | None,
-    Setting("When a --simulator fails on a strategy for good: 'stop' the run, or count it as 'infeasible'.", "stop"),
+    Setting(
+        "When a --simulator keeps failing on a strategy: 'stop' the run, or count the strategy as 'infeasible'.", "stop"
+    ),
 ]
-RetriesSetting = Annotated[int, Setting("Retries of a failing call before the run stops.", least=0, most=MOST_RETRIES)]
-SeedOption = Annotated[
-    int, typer.Option(min=0, help="Of all that is drawn: equal seeds give equal evaluations, bit for bit.")
+RetriesSetting = Annotated[
+    int, Setting("Retries of a failing evaluation before the run stops.", least=0, most=MOST_RETRIES)
 ]
+SeedOption = Annotated[int, typer.Option(min=0, help="Random seed: equal seeds give equal evaluations, bit for bit.")]
 BudgetOption = Annotated[
     int | None,
     typer.Option(
@@ -121,7 +124,7 @@ MeasurementsArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="Folder with CSV files of measurements.", callback=at_home)
 ]
 TrustCodeSetting = Annotated[
-    bool, Setting("With --resume: continue although the code of a simulator or searcher has changed.")
+    bool, Setting("With --resume: continue even though the code of a simulator or searcher has changed.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 

@@ -34,9 +34,9 @@ def place(
 ) -> None:
     """Place several models on one cluster so that most requests meet their latency limits under bursty arrivals.
 
-    Simulates queueing on top of the step model: which GPUs form groups, how models are sharded on them and which models
-    share a group. Compares with the best without sharding and the best with a group for each model. Exits with 3
-    where no request can meet its limits.
+    Decides which GPUs form groups, how models are sharded on them and which models share a group, by simulating queues
+    on top of the step model. Compares with the best placement without sharding and the best with a group per model.
+    Exits with 3 if no request can meet its limits.
 
     \b
     Examples:

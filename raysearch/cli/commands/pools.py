@@ -21,7 +21,7 @@ from sim.pools.traffic import Traffic, TrafficKind
 def show_pools(
     question: Question,
     mix: Annotated[
-        str | None, Setting("Requests of several lengths: ISL:OSL:SHARE, comma-separated.", "--isl and --osl")
+        str | None, Setting("Mix of request lengths: ISL:OSL:SHARE, comma-separated.", "--isl and --osl")
     ] = None,
     requests_per_s: RequestsPerSOption = None,
     sweep: Annotated[
@@ -35,22 +35,18 @@ def show_pools(
         float, Setting("Share of the KV cache's transfer that overlaps with prefill.", least=0.0, most=1.0)
     ] = 0.0,
     resharded: Annotated[
-        bool, Setting("Also a pool that moves its weights between prompts and answers, which no engine can yet.")
+        bool, Setting("Also a pool that re-shards its weights between prefill and decode, which no engine can do yet.")
     ] = False,
-    host_gb: Annotated[
-        float, Setting("Memory of the hosts for KV caches, per GPU, where a pool re-shards.", least=0.0)
-    ] = 200.0,
-    host_gb_per_s: Annotated[
-        float, Setting("A GPU's link to the hosts' memory, GB/s per direction.", least=1e-3)
-    ] = 50.0,
+    host_gb: Annotated[float, Setting("Host memory for KV caches per GPU, where a pool re-shards.", least=0.0)] = 200.0,
+    host_gb_per_s: Annotated[float, Setting("A GPU's link to host memory, GB/s per direction.", least=1e-3)] = 50.0,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Decide on disaggregation: prefill and decode on one pool of GPUs or on separate ones, each exactly optimised.
 
-    One pool runs continuous batching. Two pools have their own strategies, sizes and numbers of replicas at one common
+    One pool runs continuous batching. Two pools have their own strategies, sizes and numbers of replicas at a common
     rate, and the KV cache is sent between them. Exact over all strategies, batches and numbers of replicas; `recommend`
-    asks the same of one mix of lengths and one set of limits. Exits with 3 where none is feasible.
+    answers the same for one set of lengths and limits. Exits with 3 if nothing is feasible.
 
     \b
     Examples:

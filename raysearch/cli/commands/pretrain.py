@@ -20,9 +20,9 @@ def pretrain(
     processes: Annotated[int, Setting("Processes that evaluate workloads.", least=1, most=1024)] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the network that the searcher `prior` begins with, on random workloads solved by the simulator.
+    """Train the network that the searcher `prior` starts from, on random workloads solved by the simulator.
 
-    Ctrl-C loses nothing but the last few seconds: the same command goes on. TensorBoard's log is in the folder.
+    Ctrl-C loses only the last few seconds: the same command continues. The folder has a TensorBoard log.
 
     \b
     Examples:
@@ -39,9 +39,9 @@ def pretrain(
         print_json({"file": str(out / PRIOR_FILE), "figures": header.figures})
         return
     found = header.figures
-    print(f"{found['strategies']:,.0f} strategies of {found['workloads']:,.0f} workloads, one in twenty kept out")
+    print(f"{found['strategies']:,.0f} strategies of {found['workloads']:,.0f} workloads, one in twenty held out")
     print(
-        f"on those kept out, near their best: time out by {found['median_error_step']:.1%} (median) and "
-        f"{found['p90_error_step']:.1%} (one in ten), memory by {found['median_error_memory']:.1%}"
+        f"held out, near the best: error of the time {found['median_error_step']:.1%} (median) and "
+        f"{found['p90_error_step']:.1%} (p90), of the memory {found['median_error_memory']:.1%}"
     )
     print(f"wrote {out / PRIOR_FILE}")

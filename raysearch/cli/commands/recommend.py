@@ -31,7 +31,8 @@ def recommend(
         float | None, Setting("Price of one GPU for one hour, in your currency.", "none", least=0.0)
     ] = None,
     compare_with: Annotated[
-        Literal["aisimulate"] | None, Setting("'aisimulate': show its recommendation, too (takes a minute or two).")
+        Literal["aisimulate"] | None,
+        Setting("'aisimulate': also show what NVIDIA's AISimulate recommends (takes a minute or two)."),
     ] = None,
     top: Annotated[int, Setting("How many strategies to show.", least=1)] = 5,
     cv: Annotated[
@@ -43,12 +44,15 @@ def recommend(
     requests: Annotated[int, Setting("Requests in one simulated run.", least=10, most=10_000_000)] = 2000,
     only: Annotated[
         FormName | None,
-        Setting("'aggregated': replicas that do both; 'disaggregated': pools of their own.", "whichever serves more"),
+        Setting(
+            "'aggregated': replicas do prefill and decode; 'disaggregated': each has its own pool.",
+            "whichever serves more",
+        ),
     ] = None,
     replays: Annotated[
         int,
         Setting(
-            "Under a load, most strategies to replay beside the listed ones, to prove that none takes fewer GPUs.",
+            "Under a load: how many more strategies to replay at most, to prove that none needs fewer GPUs.",
             least=0,
             most=10_000,
         ),
@@ -58,9 +62,9 @@ def recommend(
 ) -> None:
     """Recommend a deployment: the best strategy the engine supports, its performance, alternatives and limiting factor.
 
-    Exact over every strategy of the engine and every batch, prompts whole or in chunks, on replicas that do all or on
-    pools of their own; latencies keep their limits with 90 % confidence. The best is printed first, then
-    the rest. Where nothing is feasible, prints the nearest miss and what would make it fit; the exit code is 3.
+    The exact optimum over every strategy that the engine supports and every batch size, with whole or chunked prompts,
+    aggregated or disaggregated; it meets the latency limits with 90 % confidence. The best is printed as soon as it is
+    known. If nothing is feasible, prints the nearest miss and what would make it fit, and exits with 3.
 
     \b
     Examples:
@@ -133,9 +137,9 @@ def _recommended_by_aisimulate(demand: Demand) -> JsonObject | None:
 
 def _comparison_text(other: JsonObject | None) -> str:
     if other is None:
-        return "AISimulate finds nothing that meets the SLOs on one pool."
+        return "AISimulate finds nothing on one pool that meets the limits."
     ours, degrees = other["by_ours"], degrees_text(as_strategy(other["strategy"]))
-    broken = "".join(f"; breaks a limit by ours: {text}" for text in other["violations_by_ours"])
+    broken = "".join(f"; by ours it breaks a limit: {text}" for text in other["violations_by_ours"])
     return (
         f"AISimulate ({other['version']}): {degrees}; {other['tokens_per_s_per_gpu']:,.1f} tokens/s/GPU and "
         f"{other['tpot_s'] * 1e3:.1f} ms per token by its figures, {ours['tokens_per_s_per_gpu']:,.1f} and "

@@ -53,16 +53,14 @@ def replay_traffic(
         int | None, Setting("Number of independent replicas.", "the folder's, else 1", least=1, most=MOST_REPLICAS)
     ] = None,
     trace: Annotated[
-        str | None, Setting("A trace of requests: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
+        str | None, Setting("A recorded trace: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
     ] = None,
     cv: Annotated[
         float, Setting("Coefficient of variation of the gaps between arrivals; 1 is Poisson.", least=0.05, most=20.0)
     ] = 1.0,
     spread: Annotated[
         float,
-        Setting(
-            "Lengths are uniform between this share of --isl and --osl and their full values.", least=0.01, most=1.0
-        ),
+        Setting("Lengths are uniform between this share of --isl and --osl and the whole.", least=0.01, most=1.0),
     ] = 1.0,
     cached: Annotated[float, Setting("Share of each prompt that is in the prefix cache.", least=0.0, most=1.0)] = 0.0,
     router: Annotated[
@@ -78,8 +76,8 @@ def replay_traffic(
 ) -> None:
     """Replay traffic on a deployment: percentiles of the latencies, goodput, and the load at which its limits break.
 
-    An event-driven model of the engine's scheduler on the step model: arrivals, continuous batching, chunked prefill,
-    room of the KV cache, preemption, prefix cache, router. Where the limits do not hold, the exit code is 3.
+    An event-driven model of the engine's scheduler on top of the step model: arrivals, continuous batching, chunked
+    prefill, KV cache capacity, preemption, prefix cache, router. Exits with 3 if the limits are not met.
 
     \b
     Examples:
@@ -92,7 +90,7 @@ def replay_traffic(
     if path is not None:
         workload, strategy, copies = deployed_in(path, question, alternative)
     elif question is None or (tp is None and layout is None):
-        raise InputError("expected a folder or a file to replay, or a workload with --tp or --layout")
+        raise InputError("expected a folder or file to replay, or a workload with --tp or --layout")
     else:
         workload, copies = loaded(question), 1
         strategy = strategy_of(workload, tp, ep, pp, batch, "megatron", 1, dp, layout)

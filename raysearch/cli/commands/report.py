@@ -14,7 +14,7 @@ def report_results(path: ResultsArgument, as_json: JsonOption = False) -> None:
     """Report a study or a search: scores, statistics over seeds, the best strategy of each workload explained.
 
     Works on unfinished and running studies too. Writes curve.png and, for several searchers, comparison.png into the
-    folder. Definitions of the figures: docs/concepts/statistics.md.
+    folder. docs/concepts/statistics.md defines the figures.
 
     \b
     Examples:
@@ -30,7 +30,7 @@ def show_report(found: ReportResult, *, as_json: bool = False) -> None:
     if found.damaged:
         raise RunFailed(
             f"{len(found.damaged)} of {found.report.planned} runs cannot be trusted and are left out: "
-            f"{'; '.join(found.damaged.values())}; the study's --resume makes them again"
+            f"{'; '.join(found.damaged.values())}; the study's --resume runs them again"
         )
 
 

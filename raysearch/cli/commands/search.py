@@ -58,7 +58,8 @@ def search_workload(
 ) -> None:
     """Run one searcher on one workload, scored against the exact optimum.
 
-    Every call is on disk before the next one begins. Ctrl-C keeps all; the same command with --resume continues.
+    Every evaluation is on disk before the next one begins: Ctrl-C loses none, and the same command with --resume
+    continues.
 
     \b
     Examples:

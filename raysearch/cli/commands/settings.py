@@ -61,7 +61,7 @@ class DeclaredSetting:
         if get_origin(self.kind) is Literal:
             return " or ".join(map(str, get_args(self.kind)))
         if get_origin(self.kind) is list:
-            return "texts, with commas between them"
+            return "texts, separated by commas"
         least, most = self.about.least, self.about.most
         words = {bool: "yes or no", int: "a whole number", float: "a number", str: "a text"}.get(self.kind, "a text")
         if least is None:
@@ -126,7 +126,7 @@ def _given(settings: Mapping[str, DeclaredSetting], assignments: Sequence[str]) 
         name, sign, text = assignment.partition("=")
         name = name.strip().replace("-", "_")
         if name not in settings:
-            raise InputError(f"--set: there is no setting {name!r} of this command: {did_you_mean(name, settings)}")
+            raise InputError(f"--set: this command has no setting {name!r}: {did_you_mean(name, settings)}")
         found[name] = settings[name].value(name, text.strip(), bare=not sign)
     return {name: found.get(name, each.default) for name, each in settings.items()}
 
@@ -149,7 +149,7 @@ def _set_option(settings: Mapping[str, DeclaredSetting]) -> Any:
         f"[bold]{name}[/bold]: {each.about.help}{f' (default: {each.usual})' * bool(each.usual)}"
         for name, each in settings.items()
     ]
-    text = "\n\n".join(["What is seldom changed; may be repeated.", *lines])
+    text = "\n\n".join(["Change a setting; may be repeated.", *lines])
     return Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help=text, rich_help_panel="Settings", show_default=False),

@@ -26,14 +26,14 @@ WATCH_EVERY_S = 2.0
 @takes_settings
 def show_status(
     path: ResultsArgument,
-    watch: Annotated[bool, Setting("Look again every 2 s until nothing runs any more.")] = False,
+    watch: Annotated[bool, Setting("Refresh every 2 s until nothing is running.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the progress of a study or a search: running, stopped or finished.
 
-    Only reads the files in DIR. Run it on the machine that the study was started from: on others some file systems
-    do not show whether it still runs. With --set watch, --json prints an object per line. Exit code 1 if
-    a run is damaged.
+    Only reads the files in DIR. Run it on the machine where the study was started: on others, some file systems do not
+    show whether it is still running. With --set watch, --json prints one object per line. Exits with 1 if a run is
+    damaged.
 
     \b
     Examples:

@@ -9,8 +9,8 @@ import typer
 LayoutOption = Annotated[
     str | None,
     typer.Option(
-        help="Instead of --tp, --ep and --dp, by name and GPUs of a stage: tp8 shares everything, tep8 gives GPUs "
-        "whole experts, dep8 also requests of their own.",
+        help="Instead of --tp, --ep and --dp, a name with the GPUs per stage: tp8 is tensor parallelism throughout, "
+        "tep8 has expert parallelism, dep8 data-parallel attention too.",
         show_default="by degrees",
     ),
 ]
@@ -24,18 +24,19 @@ PpOption = Annotated[int, typer.Option(help="Pipeline-parallel degree.")]
 BatchOption = Annotated[
     int | None,
     typer.Option(
-        help="Sequences of one microbatch over the ep group; serving, requests in flight on all attention ranks.",
+        help="Sequences per microbatch of the ep group; in phase serve, requests in flight on all attention ranks.",
         show_default="the best within memory and limits",
     ),
 ]
 DimsOption = Annotated[
     str,
     typer.Option(
-        help="One number per fused op, or 'megatron', 'megatron-sp'. 0, 1: its dim 0 or 1; 2: none. GEMMs of the "
-        "extended space also take 3: tokens; 4 and 5: tokens and none, with weights gathered at use."
+        help="What each fused op is sharded along: a number per op, or 'megatron' or 'megatron-sp'. 0 and 1: its dim 0 "
+        "or 1; 2: nothing. GEMMs in the extended space also take 3: tokens; 4 and 5: tokens and nothing, with weights "
+        "gathered at use."
     ),
 ]
-CpOption = Annotated[int, typer.Option(help="Degree over which attention cuts the context (extended space).")]
+CpOption = Annotated[int, typer.Option(help="Context-parallel degree of attention (extended space).")]
 DpOption = Annotated[
     int | None, typer.Option(help="Data-parallel degree of attention (extended space).", show_default="as --ep")
 ]

@@ -31,9 +31,9 @@ def run(
     resume: ResumeOption = False,
     trust_code: TrustCodeSetting = False,
     address: Annotated[
-        str | None, Setting("Address of a running Ray cluster ('auto' finds it).", "$RAY_ADDRESS, or a Ray of its own")
+        str | None, Setting("Address of a running Ray cluster ('auto' finds it).", "$RAY_ADDRESS, else a local Ray")
     ] = None,
-    cpus: Annotated[int | None, Setting("CPUs of the study's own Ray.", "all", least=1, most=MOST_CPUS)] = None,
+    cpus: Annotated[int | None, Setting("CPUs of the local Ray.", "all", least=1, most=MOST_CPUS)] = None,
     simulator: SimulatorOption = None,
     workers: WorkersSetting = None,
     on_failure: OnFailureSetting = None,
@@ -41,7 +41,7 @@ def run(
 ) -> None:
     """Run a study: every searcher on every workload with every seed, in parallel, on Ray Tune.
 
-    Ctrl-C keeps every call; the same command with --resume continues, with the same result as without a stop.
+    Ctrl-C loses no evaluation; the same command with --resume continues, and the result is the same.
     On a cluster, --out must be a folder that all nodes share.
 
     \b

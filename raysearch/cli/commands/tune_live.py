@@ -56,13 +56,13 @@ def tune_live(
         str,
         typer.Option(
             "--benchmark",
-            help="module:function of (workload, strategy) that returns a Measurement, or a shell command that prints "
-            "JSON on its last line; {tp}, {batch}, ... are filled in.",
+            help="module:function that takes (workload, strategy) and returns a Measurement, or a shell command whose "
+            "last line is JSON; {tp}, {batch}, ... are filled in.",
         ),
     ],
     within: Annotated[str, Setting("Acceptable loss against the best, as 2% or 0.02.")] = "2%",
     certainty: Annotated[
-        float, Setting("Probability of being within `within` of the best at which to stop.", least=0.5, most=0.999)
+        float, Setting("Stop once the best found is within `within` with this probability.", least=0.5, most=0.999)
     ] = 0.9,
     noise: Annotated[str, Setting("Relative standard deviation of repeated measurements.")] = "1%",
     budget: BudgetOption = None,
@@ -75,9 +75,9 @@ def tune_live(
 ) -> None:
     """Measure strategies on a real machine until the best is known, starting from the simulator's exact ranking.
 
-    Every measurement is on disk before the next one begins, and informs about similar strategies too. Ctrl-C loses
-    none; the same command with --resume continues. With --model the batches are powers of two unless
-    --set batches=any is given. Exits with 3 where nothing can be run within the limits.
+    Each measurement also updates what is expected of similar strategies, and is on disk before the next one begins:
+    Ctrl-C loses none, and the same command with --resume continues. With --model, batches are powers of two unless
+    --set batches=any is given. Exits with 3 if nothing runs within the limits.
 
     \b
     Examples:
@@ -100,7 +100,7 @@ def tune_live(
         question = replace(question, batches="powers_of_two")  # neighbours of a batch are not worth a measurement each
     workload = loaded(question)
     if resume and out is None:
-        raise InputError("--resume needs --out: the folder of the tuning to continue")
+        raise InputError("--resume needs --out, the folder of the tuning to continue")
     settings = Settings(_share(within), certainty, _share(noise), seed)
     patience = Patience(timeout_s, retries)
     path = results_folder(out, f"{workload.name}-tune-live")
@@ -111,7 +111,9 @@ def tune_live(
         with stepping(f"candidates of {workload.name}") as progress:
             candidates = candidates_of(space_of(workload), progress)
         if not len(candidates):
-            raise InputError(f"no strategy of {workload.name} has room on its GPUs: see `raysearch optimum`")
+            raise InputError(
+                f"no strategy of {workload.name} fits into the memory of its GPUs: see `raysearch optimum`"
+            )
         folder = Folder(path, candidates, settings)
         seen = folder.resume() if resume else folder.begin()
         going_on = [] if resume else ["--resume"] if out else ["--out", str(path), "--resume"]
@@ -210,10 +212,10 @@ def _print(candidates: Candidates, answer: JsonObject) -> None:
     ]
     columns = ("", "strategy", "rank", "predicted tok/s/GPU", "measured", "predicted ms/token", "measured")
     console.print(plain_table(f"Measurements of {answer['workload']}", columns, rows, left=2))
-    left_out = f", {answer['left_out']:,} too slow by far left out" if answer["left_out"] else ""
+    left_out = f"; {answer['left_out']:,} far slower ones left out" if answer["left_out"] else ""
     console.print(f"{answer['candidates']:,} candidates{left_out}")
     if answer["best"] is None:
-        console.print(f"None of those measured can be run within the limits; {answer['ended_because']}.")
+        console.print(f"Nothing that was measured runs within the limits; {answer['ended_because']}.")
         return
     best, settings = answer["best"], answer["settings"]
     low, high = best["interval"]
@@ -222,7 +224,7 @@ def _print(candidates: Candidates, answer: JsonObject) -> None:
     )
     console.print(f"  {best['tokens_per_s_per_gpu']:,.1f} tokens/s/GPU, {low:,.1f} to {high:,.1f} at 90%")
     sure = f"within {settings['within']:.1%} of the best with probability {best['confidence']:.2f}"
-    more = "" if answer["known"] else f"; {settings['confidence']:g} was asked for: {answer['ended_because']}"
+    more = "" if answer["known"] else f"; {settings['confidence']:g} was requested: {answer['ended_because']}"
     console.print(f"  {sure}{more}")
-    console.print(f"The simulator's errors here are {answer['scale']:.2f} times those that it expects.")
+    console.print(f"The simulator's errors here are {answer['scale']:.2f} times those that its intervals state.")
     console.print(f"Kept in {answer['folder']}")

@@ -44,7 +44,7 @@ def validate(
         str | None,
         Setting(
             "Coefficients to check: name in configs/calibration, or the path of a JSON file.",
-            "those that the hardware names",
+            "the hardware file's",
         ),
     ] = None,
     hardware: MachineOption = "h100_sxm",
@@ -52,14 +52,15 @@ def validate(
         Path | None,
         typer.Option("--out", "-o", help="Folder for a PNG per family, predicted against measured."),
     ] = None,
-    held_out: Annotated[bool, Setting("Predict each row by a fit of this folder that did not see its shape.")] = False,
+    held_out: Annotated[bool, Setting("Predict each row by a fit to this folder that has not seen its shape.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare predictions with measured kernels, collectives and serving runs.
 
     Reads whichever files the folder contains; the others are reported as not checked. Errors are relative to the
-    measured value, with the roofline's own beside them. With held_out, no predicted row was part of the fit. Serving
-    runs are evaluated by the function that searches use; rows that it cannot evaluate are listed with the reason.
+    measured value; the bare roofline's are shown for comparison. With --set held_out, no row is predicted by a fit that
+    has seen it. Serving runs are predicted by the function that searches use; rows that it cannot predict are listed
+    with the reason.
 
     \b
     Examples:
@@ -141,7 +142,7 @@ def _lines(result: Mapping[str, JsonFields]) -> Iterator[str]:
     if disagg := serving.get("disagg"):
         parts["disaggregated runs"] = disagg
     for name, part in parts.items():
-        for heading, key in (("rows not predicted", "skipped"), ("rows read otherwise", "reread")):
+        for heading, key in (("rows not predicted", "skipped"), ("rows reinterpreted", "reread")):
             for reason, rows in part.get(key, {}).items():
                 names = ", ".join(rows[:_SHOWN]) + ", ..." * (len(rows) > _SHOWN)
                 yield f"{name}, {len(rows)} {heading}: {reason} ({names})"
@@ -166,7 +167,7 @@ def _serving_lines(serving: JsonFields) -> str:
     lines = []
     if sure["rows"] and sure["rows"] < serving["rows"]:
         lines.append(
-            f"serving, {sure['rows']} runs that state what could run at once: mean error {sure['mape']:.1%}, "
+            f"serving, {sure['rows']} runs that state their maximum batch: mean error {sure['mape']:.1%}, "
             f"median {sure['median_ape']:.1%}"
         )
     for name, found in serving["rank_correlation_within_workload"].items():

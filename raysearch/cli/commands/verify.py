@@ -19,9 +19,9 @@ def verify_results(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Check a study, a search, a tuning or an answer: every digest, every row, and each summary against its rows.
+    """Verify a study, a search, a tuning or an answer: every digest, every row, and each summary against its rows.
 
-    A certificate of an optimum is replayed, without a search. Exit code 0 if all can be trusted, 1 if something cannot.
+    The certificate of an optimum is checked without a search. Exits with 1 if anything cannot be trusted.
 
     \b
     Examples:

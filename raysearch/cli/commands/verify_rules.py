@@ -18,17 +18,17 @@ from sim.sharding.rules import Operation
 
 @takes_settings
 def verify_rules(
-    op: Annotated[str | None, Setting("Check this operation alone.")] = None,
+    op: Annotated[str | None, Setting("Check only this operation.")] = None,
     module: Annotated[
         list[str] | None,
-        Setting("Python modules to import first, comma-separated, with placements and rules of your own."),
+        Setting("Python modules to import first, comma-separated, with your own placements and rules."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Prove every registered sharding rule on numbers, and list right ones that are missing.
+    """Prove every registered sharding rule numerically, and list correct ones that are missing.
 
-    Every combination of placements of operands and result is executed on four ranks. Exits with 1 if a
-    rule is wrong or missing.
+    Every combination of operand and result placements is executed on four ranks. Exits with 1 if a rule is wrong or
+    missing.
 
     \b
     Examples:
@@ -44,7 +44,7 @@ def verify_rules(
     else:
         _print(verdicts)
     if failed := [verdict.name for verdict in verdicts if not verdict.proved]:
-        raise RunFailed(f"rules are wrong or missing for {', '.join(failed)}")
+        raise RunFailed(f"wrong or missing rules: {', '.join(failed)}")
 
 
 def _chosen(op: str | None) -> dict[str, Operation]:

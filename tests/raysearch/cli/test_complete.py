@@ -63,7 +63,7 @@ def test_where_the_given_choices_cannot_be_run_it_ends_with_3(raysearch) -> None
         (("--dims", "qkv[t,z_tp]"), "no op leaves a tensor qkv[t,z_tp]"),
         (("--dims", "qkv[t,q_ep]"), "the mesh has tp"),
         (("--dims", "qkv[t,q_tp] and"), "expected tensors such as qkv[t,q_tp], got 'and'"),
-        (("--ep", "4"), "expected --tp or --layout beside other degrees"),
+        (("--ep", "4"), "expected --tp or --layout with the other degrees"),
     ],
 )
 def test_a_mistake_is_one_error(raysearch, arguments: tuple[str, ...], expected: str) -> None:

@@ -102,7 +102,7 @@ def test_verify_rules_prints_the_counter_example_of_an_outsiders_wrong_rule(
     checked = raysearch("verify-rules", "--set", "op=relu", "--set", "module=outsider", cwd=tmp_path)
     assert checked.returncode == 1
     assert "P(sum) -> P(sum) is wrong (seed 0, sign +1, 4 ranks)" in " ".join(checked.stdout.split())
-    assert checked.stderr.startswith("error: rules are wrong or missing for relu")
+    assert checked.stderr.startswith("error: wrong or missing rules: relu")
 
 
 @pytest.mark.parametrize(

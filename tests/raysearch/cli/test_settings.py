@@ -53,7 +53,7 @@ def test_a_setting_has_its_last_value_or_the_default(assignments: list[str], cha
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("rums=5", "there is no setting 'rums' of this command: did you mean 'runs'?"),
+        ("rums=5", "this command has no setting 'rums': did you mean 'runs'?"),
         ("runs", "--set runs: expected runs=VALUE"),
         ("runs=ten", "--set runs: expected a whole number .*'ten'"),
         ("runs=10", "--set runs: expected .* to 9, got '10'"),

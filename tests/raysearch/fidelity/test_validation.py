@@ -335,7 +335,7 @@ def test_every_family_reports_its_figures_groups_and_nothing_but_numbers(raysear
     table = raysearch("validate", unseen)
     for said in (
         "endtoend_ttft_tpot, 1 rows not predicted: unknown framework 'other' (framework)",
-        "endtoend_ttft_tpot, 1 rows read otherwise: nvfp4 weights of gpt_oss_120b read as published (oss)",
+        "endtoend_ttft_tpot, 1 rows reinterpreted: nvfp4 weights of gpt_oss_120b read as published (oss)",
         "disaggregated runs, 1 rows not predicted: it states neither a decode_batch_size nor a concurrency (nothing)",
         "disaggregated runs, 2 of 3 predicted",
         "endtoend, 1 rows not predicted: its parallelism is 'unknown' (line 4)",
