@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, BinaryIO, final, get_type_hints
 from envs.calls import CallRow, run_head
 from envs.chain import NO_ROWS_DIGEST, Chain, DamagedRows, Seal, chained, chained_line, content_digest, follow
 from envs.frames import bodies, parsed, read_parquet, write_parquet
-from envs.row_files import write_atomically
 from sim.config.reading import Unreadable, opened, parse_object
+from sim.config.writing import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
-from envs.row_files import write_atomically
 from raysearch.base.errors import InputError
 from sim.config.files import ConfigKind, config_path, configs_root, first_error_text
 from sim.config.reading import Unreadable, parse_object, read_bytes
+from sim.config.writing import write_atomically
 from sim.json_object import JsonFields, JsonObject
 from sim.layouts import layout_of
 from sim.strategy import Strategy
@@ -32,7 +32,7 @@ RESULTS_ROOT = Path("results")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file; see `envs.row_files.write_atomically`."""
+    """Writes a file; see `sim.config.writing.write_atomically`."""
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
@@ -44,7 +44,7 @@ def png_of(figure: Figure, dpi: int = 150) -> bytes:
 
 
 def write_json(path: Path, value: JsonFields) -> None:
-    """Writes a JSON object; see `envs.row_files.write_atomically`."""
+    """Writes a JSON object; see `sim.config.writing.write_atomically`."""
     write_bytes(path, _json_bytes(value))
 
 

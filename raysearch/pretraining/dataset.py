@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.row_files import write_atomically
 from envs.space import Action, StrategySpace
 from raysearch.base.errors import RunFailed
 from raysearch.base.spawning import spawning
@@ -28,6 +27,7 @@ from raysearch.searchers.prior.strategy_features import OPS, Features, Reals, Wo
 from sim.arrays import Flags, Ints
 from sim.batched import Evaluations, evaluate_many
 from sim.config.reading import opened, parse_object
+from sim.config.writing import write_atomically
 from sim.layers.dims import dims_of
 from sim.step.stage import room
 from sim.workload import Workload

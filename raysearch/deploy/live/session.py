@@ -14,7 +14,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from envs.chain import Chain, DamagedRows, chained_line, follow, links
-from envs.row_files import write_atomically
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import Damaged, as_strategy, aside, read_record, strategy_dict, write_record
 from raysearch.deploy.live.belief import ERROR_CORRELATION, ErrorCorrelation
@@ -23,6 +22,7 @@ from raysearch.deploy.live.decide import Decider, Decision, Measured
 from raysearch.deploy.live.deployment_candidates import Candidates
 from raysearch.simulators.measurement import Measurement
 from sim.config.reading import Unreadable, opened, parse_object
+from sim.config.writing import write_atomically
 from sim.json_object import JsonObject
 from sim.strategy import Strategy
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.row_files import write_atomically
+from sim.config.writing import write_atomically
 
 
 def test_a_file_is_replaced_whole_and_its_folder_made(tmp_path: Path) -> None:
