@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -20,6 +21,7 @@ from sim.config.files import (
     LARGEST_JSON_BYTES,
     CatalogError,
     config_path,
+    configs_root,
     did_you_mean,
     first_error_text,
     list_names,
@@ -217,9 +219,20 @@ def engine_versions(engine: str) -> tuple[str, ...]:
     return (engine_rules(engine).version, *_shipped_versions(engine))
 
 
+def read_versions(engine: str) -> tuple[str, ...]:
+    """Versions whose own sources were read, the oldest first; see configs/engines/capabilities."""
+    names = (path.stem.rpartition("-") for path in (configs_root() / "engines" / "capabilities").glob("*.json"))
+    found = [version for name, _, version in names if name == engine]
+    return tuple(sorted(found, key=lambda version: [int(part) for part in re.findall(r"\d+", version)]))
+
+
 def _shipped_versions(engine: str) -> dict[str, EngineVersionFile]:
     files = (read_config(config_path("engines", name), EngineVersionFile) for name in list_names("engines"))
-    return {each.version: each for each in files if each.engine == engine}
+    stated = {each.version: each for each in files if each.engine == engine}
+    rules = engine_rules(engine)
+    source = f"options: its own sources; rules and times: those of {rules.version} [assumed]"
+    others = (each for each in reversed(read_versions(engine)) if each != rules.version)
+    return {each: EngineVersionFile(engine=engine, version=each, source=source) for each in others} | stated
 
 
 def load_engine(

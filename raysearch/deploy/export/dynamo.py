@@ -1,9 +1,10 @@
-"""A strategy as a DynamoGraphDeployment of NVIDIA Dynamo 1.6.1 (nvidia.com/v1beta1).
+"""A strategy as a DynamoGraphDeployment of NVIDIA Dynamo (nvidia.com/v1beta1).
 
 Source: dynamo/profiler/templates/dgd/*, dynamo/profiler/utils/config.py and dynamo/vllm/args.py (a prefill worker of
-vLLM must be told its connector) of the ai-dynamo 1.6.1 wheel, whose images have SGLang 0.5.21 and vLLM 0.31.0. A
-worker's replicas are the deployment's; one that spans nodes says so in `multinode.nodeCount`, and GPUs are counted per
-node. The operator adds what each engine needs to span nodes, data-parallel ranks of a node too (its backend_vllm.go).
+vLLM must be told its connector) of the ai-dynamo 1.6.1 wheel. The release is the newest whose image has the engine's
+version, and what that image has decides the words. A worker's replicas are the deployment's; one that spans nodes says
+so in `multinode.nodeCount`, and GPUs are counted per node. The operator adds what each engine needs to span nodes,
+data-parallel ranks of a node too (its backend_vllm.go).
 """
 
 from __future__ import annotations
@@ -11,28 +12,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from raysearch.deploy.export import sglang, trtllm, vllm
+from raysearch.deploy.export.capabilities import Capability, read_capability, stated_version
 from raysearch.deploy.export.deployment import Deployment, Export, check_even, spread_notes
 from raysearch.deploy.export.fitting import fitted
-from raysearch.deploy.export.render import Argument, container_environment, container_words, words, yaml_text
+from raysearch.deploy.export.render import Argument, Flag, container_environment, container_words, words, yaml_text
 from raysearch.deploy.export.vllm import check_ranks
+from sim.config.catalog import read_versions
 from sim.engines.engine_registry import engine_rules
 from sim.engines.engine_rules import nvidia_alone
 from sim.json_object import JsonObject
 from sim.serving.phases import phase_of
 
-VERSION = "1.6.1"
 MANIFEST_FILE = "dynamo.yaml"
-_SGLANG_POOL = [
-    "--disaggregation-transfer-backend",
-    "nixl",
-    "--disaggregation-bootstrap-port",
-    "12345",
-    "--host",
-    "0.0.0.0",
-]
+_SGLANG_POOL: tuple[Flag, ...] = (
+    ("--disaggregation-transfer-backend", "nixl"),
+    ("--disaggregation-bootstrap-port", 12345),
+    ("--host", "0.0.0.0"),
+)
 _IMAGES = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}
 
 
@@ -50,8 +49,10 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
 
     Source: examples/backends/*/deploy/disagg.yaml of Dynamo.
     """
-    engine = _engine_of(next(iter(pools.values())))
-    components, notes, dropped, violations = [_frontend(engine)], list[str](), list[str](), list[str]()
+    first = next(iter(pools.values()))
+    image = _image_of(first, _engine_of(first))
+    engine = image.engine
+    components, notes, dropped, violations = [_frontend(image)], list[str](), list[str](), list[str]()
     for name, deployment in pools.items():
         runs = fitted(deployment, engine_rules(engine))
         check_even(runs.deployment.strategy.gpus, "GPUs", deployment.nodes)
@@ -61,8 +62,13 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
         notes += [which + text for text in (*runs.notes, *spread_notes(runs.deployment, runs.deployment.nodes))]
         dropped += [which + text for text in runs.dropped]
         violations += [which + text for text in runs.violations]
-        components.append(_worker(runs.deployment, engine))
-    model = next(iter(pools.values())).workload.model.name
+        said, lost = _args(runs.deployment, image)
+        dropped += [which + text for text in lost]
+        components.append(_worker(runs.deployment, image, said))
+    model = first.workload.model.name
+    priced = stated_version(first.workload, engine) or engine_rules(engine).version
+    if priced != image.version:
+        notes.append(f"the image has {engine_rules(engine).title} {image.version}; priced was {priced}")
     resource = {
         "apiVersion": "nvidia.com/v1beta1",
         "kind": "DynamoGraphDeployment",
@@ -70,7 +76,7 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
         "spec": {"components": components},
     }
     notes += [
-        f"kubectl apply -f {MANIFEST_FILE}, where Dynamo's operator of {VERSION} runs",
+        f"kubectl apply -f {MANIFEST_FILE}, where Dynamo's operator of {image.release} runs",
         "hf-token-secret contains HF_TOKEN",
     ]
     return Export(None, {MANIFEST_FILE: yaml_text(resource)}, tuple(dropped), tuple(notes), tuple(violations))
@@ -86,18 +92,48 @@ def _engine_of(deployment: Deployment) -> str:
     return engine
 
 
-def _frontend(engine: str) -> JsonObject:
-    pod = _pod(engine, ["python3"], ["-m", "dynamo.frontend"], None)
+@dataclass(frozen=True)
+class _Image:
+    """A release of Dynamo and the engine that its image has.
+
+    Attributes:
+        release: Of Dynamo.
+        engine: Its name.
+        version: The engine's.
+    """
+
+    release: str
+    engine: str
+    version: str
+
+
+def _image_of(deployment: Deployment, engine: str) -> _Image:
+    """The newest release, or the newest whose image has the version that is asked for.
+
+    Raises:
+        ValueError: No release has it.
+    """
+    pins = {release: read_capability("dynamo", release).pins[engine] for release in reversed(read_versions("dynamo"))}
+    wanted = stated_version(deployment.workload, engine)
+    for release, version in pins.items():
+        if wanted in (None, version):
+            return _Image(release, engine, version)
+    known = ", ".join(f"{version} ({release})" for release, version in pins.items())
+    raise ValueError(f"no release of Dynamo that was read has {engine_rules(engine).title} {wanted}, but {known}")
+
+
+def _frontend(image: _Image) -> JsonObject:
+    pod = _pod(image, ["python3"], ["-m", "dynamo.frontend"], None)
     return {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": pod}
 
 
-def _worker(deployment: Deployment, engine: str) -> JsonObject:
+def _worker(deployment: Deployment, image: _Image, args: list[Argument]) -> JsonObject:
     pool = phase_of(deployment.workload).pool
     worker: JsonObject = {
         "name": pool or "worker",
         "type": pool or "worker",
         "replicas": deployment.replicas,
-        "podTemplate": _pod(engine, ["python3", "-m", f"dynamo.{engine}"], _args(deployment, engine), deployment),
+        "podTemplate": _pod(image, ["python3", "-m", f"dynamo.{image.engine}"], args, deployment),
     }
     if deployment.nodes > 1:
         worker["multinode"] = {"nodeCount": deployment.nodes}
@@ -114,16 +150,16 @@ def resource_name(text: str) -> str:
     return (name if name[:1].isalpha() else f"model-{name}")[:63].strip("-")
 
 
-def _pod(engine: str, command: list[str], args: list[Argument], worker: Deployment | None) -> JsonObject:
+def _pod(image: _Image, command: list[str], args: list[Argument], worker: Deployment | None) -> JsonObject:
     main: JsonObject = {
         "name": "main",
-        "image": f"nvcr.io/nvidia/ai-dynamo/{_IMAGES[engine]}:{VERSION}",
+        "image": f"nvcr.io/nvidia/ai-dynamo/{_IMAGES[image.engine]}:{image.release}",
         "command": command,
         "args": container_words(args),
         "envFrom": [{"secretRef": {"name": "hf-token-secret"}}],
     }
     if worker is not None:
-        if environment := _environment(worker, engine):
+        if environment := _environment(worker, image.engine):
             main["env"] = container_environment(environment)
         main["resources"] = {"limits": {"nvidia.com/gpu": str(worker.gpus_per_node)}}
     return {"spec": {"containers": [main]}}
@@ -134,13 +170,20 @@ def _environment(deployment: Deployment, engine: str) -> dict[str, str]:
     return of_engine[engine](deployment) if engine in of_engine else {}
 
 
-def _args(deployment: Deployment, engine: str) -> list[Argument]:
+def _args(deployment: Deployment, image: _Image) -> tuple[list[Argument], list[str]]:
+    """What a worker is started with, and what its engine's version has no words for."""
     of_pool = phase_of(deployment.workload).pool
-    pool = ["--disaggregation-mode", of_pool] if of_pool else []
-    if engine == "vllm":
-        return ["--model", deployment.served_model, *words(vllm.engine_flags(deployment)), *pool]
-    if engine == "sglang":  # whose flags have the mode
-        flags = words(sglang.engine_flags(deployment, before_0_5_22=True))
-        return ["--model-path", deployment.served_model, *flags, *(_SGLANG_POOL if of_pool else [])]
-    overridden = json.dumps(trtllm.config(deployment))
-    return ["--model-path", deployment.served_model, "--override-engine-args", overridden, *pool]
+    model: Flag = ("--model" if image.engine == "vllm" else "--model-path", deployment.served_model)
+    pool: list[Flag] = [("--disaggregation-mode", of_pool)] if of_pool else []
+    platform = read_capability("dynamo", image.release)
+    if image.engine == "trtllm":  # its options are those of Dynamo, the rest is its configuration
+        overridden: Flag = ("--override-engine-args", json.dumps(trtllm.config(deployment)))
+        told, flags = Capability("trtllm", image.version).beside(platform), [overridden, *pool]
+    else:
+        told = read_capability(image.engine, image.version).beside(platform)
+        if image.engine == "vllm":
+            flags = [*vllm.engine_flags(deployment), *pool]
+        else:  # whose flags have the mode
+            flags = [*sglang.engine_flags(deployment), *(_SGLANG_POOL if of_pool else ())]
+    said, lost = told.words([model, *flags])
+    return words(said), lost

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from raysearch.deploy.export.capabilities import capability_of
 from raysearch.deploy.export.deployment import Deployment, Export, check_even, spread_notes
 from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.models import CHECKPOINT, Told
@@ -20,13 +21,23 @@ from sim.layers.dims import spread_choices
 from sim.layers.heuristics import megatron_dims
 from sim.simulate import evaluate
 
+_SERVERS = ("examples/inference/launch_inference_server.py", "tools/run_dynamic_text_generation_server.py")
+"""What starts a server, the newest first: 0.17 has the second alone."""
+
 
 def export(deployment: Deployment) -> Export:
     """The command that starts one replica; over several nodes, the same on each."""
     runs = fitted(deployment, MEGATRON_CORE, _plain)
     check_even(deployment.strategy.gpus, "GPUs", deployment.nodes)
     launch: list[Flag] = [("--nproc-per-node", deployment.gpus_per_node)]
-    notes = [*runs.notes, "convert the weights to a Megatron checkpoint first, and put its folder in CHECKPOINT"]
+    version, unread = capability_of(runs.deployment.workload, MEGATRON_CORE.name)
+    server = next((name for name in _SERVERS if name in version.servers), _SERVERS[0])
+    said, lost = version.words(flags(runs.deployment))
+    notes = [
+        *runs.notes,
+        *unread,
+        "convert the weights to a Megatron checkpoint first, and put its folder in CHECKPOINT",
+    ]
     if list(nvidia_alone(deployment.workload.hardware)):
         notes.append("Megatron-LM is NVIDIA's: elsewhere their maker's fork runs, whose options were not read")
     if deployment.nodes > 1:
@@ -34,10 +45,10 @@ def export(deployment: Deployment) -> Export:
         launch += [("--nnodes", deployment.nodes), ("--node-rank", Variable("NODE_RANK")), head]
         notes.append(f"run it on each of {deployment.nodes} nodes, with NODE_RANK 0 to {deployment.nodes - 1}")
     notes += [*spread_notes(deployment, deployment.nodes), *deployment.router_notes()]
-    module: Flag = ("-m", "examples.inference.launch_inference_server")
-    options = (*launch, module, *flags(runs.deployment))
+    module: Flag = ("-m", server.removesuffix(".py").replace("/", "."))
+    options = (*launch, module, *said)
     command = Command(("torchrun",), options, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
-    return Export(command, {}, runs.dropped, tuple(notes), runs.violations)
+    return Export(command, {}, (*runs.dropped, *lost), tuple(notes), runs.violations)
 
 
 def flags(deployment: Deployment) -> list[Flag]:

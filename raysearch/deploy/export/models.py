@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from raysearch.deploy.export.capabilities import capability_of
 from raysearch.deploy.export.deployment import Deployment, check_weights
 from raysearch.deploy.export.render import Variable
 from sim.config.catalog import imported_model
@@ -115,7 +116,7 @@ def with_weights(deployment: Deployment, engine: EngineRules) -> Told:
         runs = replace(workload, precisions=replace(workload.precisions, weights=stored))
         text = f"{path} has weights in {_shown(model, stored)}, which stay so; priced was {wanted}"
         return Told(replace(deployment, workload=runs), (text,))
-    if at_start := _AT_START.get(engine.name, {}).get(wanted):
+    if at_start := _at_start(workload, engine.name, wanted):
         return Told(replace(deployment, quantization=at_start))
     if (wanted, workload.precisions.kv_cache) == ("fp8", "fp8") and model.published.fp8_kv_repository:
         return Told(replace(deployment, served_model=model.published.fp8_kv_repository))
@@ -124,6 +125,15 @@ def with_weights(deployment: Deployment, engine: EngineRules) -> Told:
         f"Optimizer (examples/llm_ptq), and set CHECKPOINT to the checkpoint's path"
     )
     return Told(replace(deployment, served_model=CHECKPOINT), notes=(note,))
+
+
+def _at_start(workload: Workload, engine: str, wanted: Dtype) -> str | None:
+    """The word of `--quantization` that makes a format of bf16, if the engine's version has one."""
+    word = _AT_START.get(engine, {}).get(wanted)
+    if word is None:
+        return None
+    _, lost = capability_of(workload, engine)[0].words([("--quantization", word)])
+    return None if lost else word
 
 
 def _shown(model: Model, weights: Dtype) -> str:

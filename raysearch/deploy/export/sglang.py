@@ -1,7 +1,7 @@
 """A strategy as an SGLang server's command.
 
 Source: sglang/srt/arg_groups/fields of 0.5.23: `--tp-size` counts the GPUs of a stage, `--attn-dp-size` splits them
-into attention groups (before 0.5.22 `--dp-size` with `--enable-dp-attention`, which ends with 2026), over which
+into attention groups (`capabilities` has what older versions call it), over which
 `--enable-dp-lm-head` has each cut a vocabulary of its own, as `sim.step.vocabulary_layers` charges it,
 `--max-running-requests` counts requests of the replica, `--max-prefill-tokens` tokens of an attention group, and
 `--chunked-prefill-size` is divided by the attention groups. `--enable-mixed-chunk` puts chunks of prompts into steps
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 
+from raysearch.deploy.export.capabilities import capability_of
 from raysearch.deploy.export.deployment import Deployment, Export, spread_notes
 from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.models import draft_repository
@@ -29,8 +30,9 @@ _JOINED = "`python -m sglang_router.launch_router --pd-disaggregation --prefill 
 def export(deployment: Deployment) -> Export:
     """The command that starts one replica; over several nodes, the same on each."""
     runs = fitted(deployment, SGLANG)
+    version, unread = capability_of(runs.deployment.workload, SGLANG.name)
     flags = engine_flags(runs.deployment)
-    notes, nodes = [*runs.notes], _nodes(deployment)
+    notes, nodes = [*runs.notes, *unread], _nodes(deployment)
     if phase_of(deployment.workload).mixes and not _mixes(deployment):
         notes.append("SGLang computes these prompts in steps of their own; priced were mixed prefill/decode steps")
     if nodes > 1:
@@ -39,8 +41,9 @@ def export(deployment: Deployment) -> Export:
         notes.append(f"run it on each of {nodes} nodes, with NODE_RANK 0 to {nodes - 1}")
     notes += [*spread_notes(deployment, nodes), *deployment.router_notes(_JOINED)]
     program = ("python", "-m", "sglang.launch_server", "--model-path", runs.deployment.served_model)
-    command = Command(program, tuple(flags), environment(runs.deployment))
-    return Export(command, {}, runs.dropped, tuple(notes), runs.violations)
+    said, lost = version.words(flags)
+    command = Command(program, tuple(said), environment(runs.deployment))
+    return Export(command, {}, (*runs.dropped, *lost), tuple(notes), runs.violations)
 
 
 def environment(deployment: Deployment) -> dict[str, str]:
@@ -76,21 +79,19 @@ def _nodes(deployment: Deployment) -> int:
     return next(n for n in counts if pp % n == 0 or (n % pp == 0 and stage % (n // pp) == 0))
 
 
-def engine_flags(deployment: Deployment, *, before_0_5_22: bool = False) -> list[Flag]:
-    """All options but those of several nodes, in the words of this version or of those before 0.5.22."""
-    return _parallel_flags(deployment, before_0_5_22) + _serving_flags(deployment)
+def engine_flags(deployment: Deployment) -> list[Flag]:
+    """All options but those of several nodes."""
+    return _parallel_flags(deployment) + _serving_flags(deployment)
 
 
-def _parallel_flags(deployment: Deployment, before_0_5_22: bool) -> list[Flag]:
+def _parallel_flags(deployment: Deployment) -> list[Flag]:
     """Options of the degrees."""
     strategy, workload = deployment.strategy, deployment.workload
     flags: list[Flag] = [("--tp-size", strategy.stage_gpus)]
     if strategy.pp > 1:
         flags.append(("--pp-size", strategy.pp))
     if strategy.attention_dp > 1:
-        groups: list[Flag] = [("--dp-size", strategy.attention_dp), ("--enable-dp-attention", None)]
-        flags += groups if before_0_5_22 else [("--attn-dp-size", strategy.attention_dp)]
-        flags.append(("--enable-dp-lm-head", None))
+        flags += [("--attn-dp-size", strategy.attention_dp), ("--enable-dp-lm-head", None)]
         if not all(group.is_moe for group in workload.model.groups) and workload.model.is_moe:
             flags.append(("--moe-dense-tp-size", 1))  # else over all GPUs, where blocks of weights may not divide
     if strategy.cp > 1:

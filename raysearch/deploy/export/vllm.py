@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 
+from raysearch.deploy.export.capabilities import capability_of
 from raysearch.deploy.export.deployment import Deployment, Export, check_even
 from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.models import draft_repository
@@ -29,14 +30,16 @@ _POOL_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer"}
 def export(deployment: Deployment) -> Export:
     """The command that starts one replica, on the head node of a Ray cluster where it spans several nodes."""
     runs = fitted(deployment, VLLM)
+    version, unread = capability_of(runs.deployment.workload, VLLM.name)
     flags, variables = engine_flags(runs.deployment), environment(runs.deployment)
-    notes = [*runs.notes, *runs.deployment.domain_notes, *runs.deployment.router_notes(_JOINED)]
+    notes = [*runs.notes, *unread, *runs.deployment.domain_notes, *runs.deployment.router_notes(_JOINED)]
     if deployment.nodes > 1:
         more, nodes, spans = _over_nodes(runs.deployment)
         flags, variables = flags + more, spans | variables
         notes.append(f"run it on the head of a Ray cluster of {nodes} nodes (`ray start` on each)")
-    command = Command(("vllm", "serve", runs.deployment.served_model), tuple(flags), variables)
-    return Export(command, {}, runs.dropped, tuple(notes), runs.violations)
+    said, lost = version.words(flags)
+    command = Command(("vllm", "serve", runs.deployment.served_model), tuple(said), variables)
+    return Export(command, {}, (*runs.dropped, *lost), tuple(notes), runs.violations)
 
 
 def environment(deployment: Deployment) -> dict[str, str]:

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
+from raysearch.deploy.export.capabilities import read_capability
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.formats import exporter, pools_exporter
 from sim.layers.heuristics import megatron_dims
@@ -18,8 +19,7 @@ from sim.workload import Workload
 from tests.questions import question_about
 
 SCHEMAS = json.loads((Path(__file__).parent / "kubernetes.json").read_text())
-OPTIONS = json.loads((Path(__file__).parent / "options.json").read_text())
-VLLM_OPTIONS = set(OPTIONS["vllm"]["options"])
+VLLM_OPTIONS = set(read_capability("vllm", "0.33.0").options)
 
 
 def deployment(engine: str, strategy: dict[str, int], replicas: int = 2, phase: str = "serve") -> Deployment:
@@ -75,7 +75,7 @@ def test_dynamo_takes_both_pools_as_one_resource_with_one_frontend(engine: str) 
 def test_dynamo_s_image_is_told_in_the_words_of_its_own_sglang(phase: str) -> None:
     args = _worker_args(deployment("sglang", TWO_NODES, phase=phase))
     told = [word for word in args if word.startswith("--")]
-    assert set(told) <= set(OPTIONS["sglang_0_5_21"]["options"])
+    assert set(told) <= set(read_capability("sglang", "0.5.21").options)
     assert args[args.index("--dp-size") + 1] == "16"
     assert "--enable-dp-attention" in told
     assert ("nixl" in args) == (phase != "serve")
