@@ -156,6 +156,8 @@ class Workload:
         expert_exchange: See `ExpertExchange`.
         redundant_experts: Copies of experts that each layer holds besides, for balance (EPLB).
         two_batch_overlap: Whether half batches overlap, one's way to the experts and back with the other's work.
+        overlap_parts: Most parts in which an operator's batch is cut, one's communication behind the work on the next;
+            1: nothing is hidden. See `sim.step.operator_pipelines`.
         deepep_mode: Which kernels send tokens to their experts; see `DeepepMode`.
         speculation: Speculative decoding, or None for one token per step and sequence.
         vocabulary: Choices of embedding, LM head and sampling: see `sim.strategy.Strategy.vocabulary`.
@@ -190,6 +192,7 @@ class Workload:
     speculation: Speculation | None = None
     redundant_experts: int = 0
     two_batch_overlap: bool = False
+    overlap_parts: int = 1
     deepep_mode: DeepepMode = "auto"
     vocabulary: tuple[int, ...] = ENGINES_VOCABULARY
 

@@ -135,6 +135,7 @@ def workload_dict(workload: Workload, question: Question) -> JsonObject:
         "redundant_experts": workload.redundant_experts,
         "expert_exchange": workload.expert_exchange,
         "two_batch_overlap": workload.two_batch_overlap,
+        **({"overlap_parts": workload.overlap_parts} if workload.overlap_parts > 1 else {}),
         "prompt_wait_steps": workload.prompt_wait_steps,
         "speculation": _speculation_dict(workload),
         **({"model_import": imported} if imported else {}),

@@ -17,6 +17,7 @@ from raysearch.base.priced_heading import priced_text
 from sim.evaluation import Evaluation, OpBreakdown
 from sim.json_object import JsonFields
 from sim.nearness import near_limits
+from sim.prices.collectives import Collective
 from sim.serving.phases import phase_of
 from sim.step.pipeline import stage_layers
 from sim.strategy import Strategy
@@ -166,7 +167,14 @@ def _op_row(op: OpBreakdown, layer_s: float) -> tuple[str, ...]:
 
 def _communication_table(title: str, ops: Sequence[OpBreakdown]) -> RenderableType:
     rows = [
-        (op.name, c.kind, c.tensor, f"{c.axis} = {c.degree}", bytes_text(c.bytes_per_device), f"{c.time_s * 1e6:,.1f}")
+        (
+            op.name,
+            _kind_text(c),
+            c.tensor,
+            f"{c.axis} = {c.degree}",
+            bytes_text(c.bytes_per_device),
+            f"{c.time_s * 1e6:,.1f}",
+        )
         for op in ops
         for c in op.collectives
     ]
@@ -174,6 +182,10 @@ def _communication_table(title: str, ops: Sequence[OpBreakdown]) -> RenderableTy
         return Text("No communication within a layer")
     columns = ("for op", "collective", "tensor", "over", "bytes per GPU", "us")
     return plain_table(title, columns, rows, left=4)
+
+
+def _kind_text(collective: Collective) -> str:
+    return collective.kind if collective.parts == 1 else f"{collective.kind} in {collective.parts} parts"
 
 
 def bytes_text(size: float) -> str:

@@ -135,6 +135,8 @@ def refuse_beyond_plain_decoding(workload: Workload, simulator: str) -> None:
         raise InputError(f"{simulator} knows no redundant experts: leave them out, or search our own simulator")
     if workload.two_batch_overlap:
         raise InputError(f"{simulator} knows no overlap of two half batches: leave out two_batch_overlap")
+    if workload.overlap_parts > 1:
+        raise InputError(f"{simulator} knows no operators in parts: leave out overlap_parts")
     if workload.prompt_wait_steps:
         raise InputError(
             f"in {simulator} no prompt waits for those of other attention groups: leave out prompt_wait_steps, or "

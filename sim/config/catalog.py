@@ -41,7 +41,7 @@ from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, Engine, cell_of, times_of
 from sim.prices.hardware import EngineName, Hardware
 from sim.serving.acceptance import ASSUMED_SPREAD, MEASURED_MODEL, MEASURED_SPREAD, accepted_drafts
-from sim.workload import BatchGrid, Precisions, SpaceName, Speculation, Workload
+from sim.workload import OWN_SPACES, BatchGrid, Precisions, SpaceName, Speculation, Workload
 
 
 def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) -> Calibration:
@@ -289,7 +289,7 @@ def under_engine(workload: Workload, name: str) -> Workload:
     overlaps = workload.two_batch_overlap and rules.overlaps_batches
     drafts = workload.speculation is not None and workload.speculation.draft == MTP
     engine = load_engine(name, calibration, workload.model, workload.precisions.weights, drafts=drafts)
-    instead = {"prompt_wait_steps": waits, "two_batch_overlap": overlaps}
+    instead = {"prompt_wait_steps": waits, "two_batch_overlap": overlaps, "overlap_parts": 1}
     return in_space(replace(workload, hardware=hardware, engine=engine, **instead), name)
 
 
@@ -453,6 +453,7 @@ def assembled(
         speculation=speculation,
         redundant_experts=copies,
         two_batch_overlap=_overlaps(file, rules, exchange),
+        overlap_parts=_overlap_parts(file),
         deepep_mode=file.deepep_mode,
     )
     return in_space(workload, file.space)
@@ -484,6 +485,16 @@ def _overlaps(file: WorkloadFile, rules: EngineRules | None, exchange: str) -> b
         who = f"{rules.title} in space {file.space!r}" if rules else "the bare machine"
         raise CatalogError(f"two_batch_overlap is of SGLang or vLLM, in that engine's own space, not of {who}")
     return True
+
+
+def _overlap_parts(file: WorkloadFile) -> int:
+    """Parts of an operator's batch. Raises: CatalogError."""
+    if file.overlap_parts > 1 and file.space not in OWN_SPACES:
+        raise CatalogError(
+            f"overlap_parts: no plan of an engine pipelines operators, and {file.space!r} is an engine's space: name "
+            "another one, such as 'joint', or leave overlap_parts out"
+        )
+    return file.overlap_parts
 
 
 def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation | None:

@@ -18,7 +18,7 @@ from sim.config.catalog import assembled, default_hardware, imported_model, load
 from sim.config.code import Origin
 from sim.config.files import CatalogError, ConfigKind, config_path, did_you_mean, first_error_text
 from sim.config.huggingface.model_import import ModelImport
-from sim.config.schemas import DEEPEST, MTP, NGRAM, WorkloadFile, any_degrees
+from sim.config.schemas import DEEPEST, MOST_PARTS, MTP, NGRAM, WorkloadFile, any_degrees
 from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_rules
 from sim.json_object import JsonFields, JsonObject
 from sim.prices.curves import DeepepMode
@@ -204,6 +204,19 @@ class Question:
             "deployment",
             "off, as in all engines",
             "two_batch_overlap",
+            rare=True,
+        ),
+    ] = None
+    overlap_parts: Annotated[
+        int | None,
+        About(
+            "Most parts in which an operator's batch is cut, one's communication behind the work on the next "
+            "(asynchronous tensor parallelism); the best number up to it is taken.",
+            "deployment",
+            "1: nothing is hidden",
+            "overlap_parts",
+            least=1,
+            most=MOST_PARTS,
             rare=True,
         ),
     ] = None

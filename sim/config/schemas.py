@@ -338,6 +338,10 @@ def check_space(name: str) -> None:
         raise ValueError(f"unknown space {name!r}: {did_you_mean(name, known)}")
 
 
+MOST_PARTS = 16
+"""Most parts of an operator's batch. [assumed] a part of a sixteenth reads its weights sixteen times."""
+
+
 LARGEST_BATCH = 4096
 """Largest batch of a named list. [assumed] as in the paper's table 1."""
 
@@ -457,6 +461,7 @@ class WorkloadFile(FileSchema):
     )
     expert_exchange: ExpertExchange | None = None  # what the engine does; all_to_all on the bare machine
     two_batch_overlap: Switch = False
+    overlap_parts: Annotated[Count, Field(le=MOST_PARTS, exclude_if=_is_one)] = 1  # nothing is hidden
     deepep_mode: Annotated[DeepepMode, Field(exclude_if=_is_auto)] = "auto"
     chunk_tokens: Count | None = None  # prompts are computed whole
     # No prompt waits for those of other attention groups: left out of digests, so that those of older results hold.

@@ -610,7 +610,7 @@ class _Search:
     ) -> tuple[LayerSide, LayerSide]:
         tp, cp, dp, ep = mesh
         alone = tuple(_one_group(load) for load in loads)  # attention's side knows nothing of other groups
-        if cp == 1:  # and moves nothing over a mesh of its own
+        if cp == 1 and self.workload.overlap_parts == 1:  # moves nothing over a mesh of its own, and hides nothing
             alone = tuple(load._replace(or_more=False) for load in alone)
         one_mesh, moe_tp = (cp, dp) == (1, ep), tp * cp * dp // ep
         beside = () if one_mesh or all(map(self._on_experts_mesh, groups)) else (tp, cp)

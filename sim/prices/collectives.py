@@ -42,6 +42,7 @@ class Collective:
         error: Mean relative error to expect of that.
         interval: Factors on `time_s` between which the true time lies in 90 % of cases.
         extrapolated: What about it no measurement covers, or "".
+        parts: In how many parts it is sent, each beside the work on another one.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Collective:
     error: float = 0.0
     interval: Interval = EXACT
     extrapolated: str = ""
+    parts: int = 1
 
 
 class Line(NamedTuple):

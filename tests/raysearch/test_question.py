@@ -286,6 +286,7 @@ CHANGES: dict[str, Any] = {
     "expert_exchange": "all_to_all",
     "redundant_experts": 8,
     "two_batch_overlap": True,
+    "overlap_parts": 4,
     "deepep_mode": "normal",
     "routing": "balanced",
     "draft_tokens": 2,
@@ -303,6 +304,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "prompt_wait_steps": {"engine": "sglang"},
     "draft_tokens": {"acceptance": "0.8", "draft": "ngram"},
     "two_batch_overlap": {"expert_exchange": "all_to_all"},
+    "overlap_parts": {"engine": "none", "phase": "decode"},
 }
 
 
