@@ -69,6 +69,24 @@ class ExportResult(Result):
             raise InputError(f"{to} cannot run it: {error}") from error
         return cls(to, deployments, made)
 
+    def measured_by(self, tool: str) -> ExportResult:
+        """The same with a script that measures what was deployed, and what `tune-live` needs to start others like it.
+
+        Args:
+            tool: "aiperf", "vllm-bench", "genai-perf" or "guidellm".
+
+        Raises:
+            InputError: There is no such tool.
+        """
+        from raysearch.deploy.live.deployed_benchmark import BENCHMARK_SCRIPT, benchmark_files
+
+        made = dict(self.exports)
+        pool, last = made.popitem()
+        added = benchmark_files(self.to, tool, self.deployments)
+        note = f"URL=http://HOST:PORT sh {BENCHMARK_SCRIPT} measures it and prints what tune-live reads"
+        written = replace(last, files={**last.files, **added}, notes=(*last.notes, note))
+        return replace(self, exports={**made, pool: written})
+
     @property
     def feasible(self) -> bool:
         """Whether it breaks no limit where it runs."""

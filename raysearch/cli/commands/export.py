@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -71,6 +71,10 @@ def export_strategy(
         int | None,
         Setting("Longest request to admit, prompt and answer, in tokens.", "twice --isl + --osl", least=1),
     ] = None,
+    benchmark: Annotated[
+        Literal["aiperf", "vllm-bench", "genai-perf", "guidellm"] | None,
+        Setting("Tool that measures the deployment; adds benchmark.sh, which prints what tune-live reads."),
+    ] = None,
     out: Annotated[Path | None, _OUT] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -84,6 +88,7 @@ def export_strategy(
       raysearch export results/qwen --to vllm
       raysearch export results/qwen --to dynamo --alternative 2 --out deploy
       raysearch export results/pools --to llm-d --out deploy
+      raysearch export results/qwen --to vllm --set benchmark=aiperf --out bench
       raysearch export best.json -w gpt_moe_1_2t_16k --to megatron
       raysearch export --model qwen3_32b --isl 4000 --osl 500 --engine sglang --tp 4 --batch 32 --to sglang
       raysearch export best.json -w gpt_moe_1_2t_16k --to dtensor --set ops=qkv_proj,attention,o_proj --out mine
@@ -96,6 +101,8 @@ def export_strategy(
         choices = (ep, pp, dims, cp, dp, layout)
         deployments = {"": _deployed(question, tp, batch, replicas, serve, choices)}
     found = ExportResult.of(deployments, to, None if ops is None else [name.strip() for name in ops], longest_request)
+    if benchmark is not None:
+        found = found.measured_by(benchmark)
     if out is not None:
         found.write(out)
     if as_json:

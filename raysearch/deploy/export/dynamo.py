@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from raysearch.deploy.export import sglang, trtllm, vllm
-from raysearch.deploy.export.capabilities import Capability, read_capability, stated_version
 from raysearch.deploy.export.deployment import Deployment, Export, check_even, spread_notes
+from raysearch.deploy.export.engine_words import Capability, read_capability, stated_version
 from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.render import Argument, Flag, container_environment, container_words, words, yaml_text
 from raysearch.deploy.export.vllm import check_ranks

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from raysearch.deploy.export.capabilities import capability_of
 from raysearch.deploy.export.deployment import Deployment, Export, check_even, spread_notes
+from raysearch.deploy.export.engine_words import capability_of
 from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.models import CHECKPOINT, Told
 from raysearch.deploy.export.render import Command, Flag, Variable

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raysearch.deploy.export.capabilities import capability_of
 from raysearch.deploy.export.deployment import Deployment, check_weights
+from raysearch.deploy.export.engine_words import capability_of
 from raysearch.deploy.export.render import Variable
 from sim.config.catalog import imported_model
 from sim.config.files import CatalogError, config_path

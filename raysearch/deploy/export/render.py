@@ -17,13 +17,14 @@ from sim.json_object import JsonFields
 
 @dataclass(frozen=True)
 class Variable:
-    """A word that is known where a command runs: the value of an environment variable, and what follows it."""
+    """A word that is known where a command runs: the value of an environment variable, and what stands around it."""
 
     name: str
     suffix: str = ""
+    prefix: str = ""
 
     def __str__(self) -> str:
-        return f"${self.name}{self.suffix}"
+        return f"{self.prefix}${self.name}{self.suffix}"
 
 
 Argument = str | Variable
@@ -71,7 +72,8 @@ def shell_text(command: Command) -> str:
 
 def _quoted(word: Argument) -> str:
     if isinstance(word, Variable):
-        return f'"${{{word.name}:?}}"{shlex.quote(word.suffix) if word.suffix else ""}'
+        before, after = (shlex.quote(part) if part else "" for part in (word.prefix, word.suffix))
+        return f'{before}"${{{word.name}:?}}"{after}'
     return shlex.quote(word)
 
 
@@ -81,7 +83,14 @@ def container_words(found: Iterable[Argument]) -> list[str]:
     >>> container_words(["--host", Variable("HOST"), "$(HOST)"])
     ['--host', '$(HOST)', '$$(HOST)']
     """
-    return [f"$({word.name}){word.suffix}" if isinstance(word, Variable) else word.replace("$", "$$") for word in found]
+    return [
+        f"{_plain(word.prefix)}$({word.name}){_plain(word.suffix)}" if isinstance(word, Variable) else _plain(word)
+        for word in found
+    ]
+
+
+def _plain(text: str) -> str:
+    return text.replace("$", "$$")
 
 
 def container_environment(environment: Mapping[str, str]) -> list[dict[str, str]]:

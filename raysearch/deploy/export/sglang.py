@@ -1,7 +1,7 @@
 """A strategy as an SGLang server's command.
 
 Source: sglang/srt/arg_groups/fields of 0.5.23: `--tp-size` counts the GPUs of a stage, `--attn-dp-size` splits them
-into attention groups (`capabilities` has what older versions call it), over which
+into attention groups (`engine_words` has what older versions call it), over which
 `--enable-dp-lm-head` has each cut a vocabulary of its own, as `sim.step.vocabulary_layers` charges it,
 `--max-running-requests` counts requests of the replica, `--max-prefill-tokens` tokens of an attention group, and
 `--chunked-prefill-size` is divided by the attention groups. `--enable-mixed-chunk` puts chunks of prompts into steps
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 
-from raysearch.deploy.export.capabilities import capability_of
 from raysearch.deploy.export.deployment import Deployment, Export, spread_notes
+from raysearch.deploy.export.engine_words import capability_of
 from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.models import draft_repository
 from raysearch.deploy.export.render import Command, Flag, Variable

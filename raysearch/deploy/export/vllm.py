@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 
-from raysearch.deploy.export.capabilities import capability_of
 from raysearch.deploy.export.deployment import Deployment, Export, check_even
+from raysearch.deploy.export.engine_words import capability_of
 from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.models import draft_repository
 from raysearch.deploy.export.render import Command, Flag

@@ -7,12 +7,18 @@ of those that lie near each other. `scale` is unknown too: a machine may be more
 others were. So a measurement informs about its strategy, about those like it, and about how far to trust the
 simulator here.
 
-Source: Gaussian-process regression, Rasmussen and Williams (2006), section 2.2; the scale is summed over a grid.
+A machine may also surprise: all times are off, those from some batch on, those of one degree, those of one term, or
+each strategy's for itself, by factors that no interval has. Each surprise is a component of a mixture beside the one
+without any; measurements raise and lower its weight. So a few strategies that came out as predicted do not vouch for a
+batch that nobody measured.
+
+Source: Gaussian-process regression, Rasmussen and Williams (2006), section 2.2; scale and surprise are summed over.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +66,14 @@ ERROR_CORRELATION = ErrorCorrelation(shared=0.03, terms=0.31, near=0.63, length=
 """[fitted] most likely on 54 deployments (391 measured serving runs of seven models under three engines), each engine's
 own times taken without the model in question: `benchmarks/tune_live.py --fit`. What all share hardly shows because the
 scale and the terms, which are shared too, say nearly the same."""
+SURPRISED = 0.7
+"""[assumed] Probability that a machine surprises; each kind of surprise is as likely, and so is each of a kind."""
+SURPRISE_SD = 0.6
+"""[assumed] Standard deviation of the log of a surprise: a factor of up to 3 either way, all as likely, has 0.63."""
+_LEAST_WEIGHT = 1e-3
+"""Of a component below which nothing is drawn from it: four of 4,000."""
+_COUNTS = 0.1
+"""[assumed] Share of a time from which a term can surprise."""
 _SCALES = 15
 """Points of the grid over `scale`, from -2.5 to +2.5 standard deviations."""
 
@@ -72,56 +86,77 @@ class Belief:
         correlation: [n, n].
         error_correlation: Its `scale` and `scale_sd` count here.
         noise: Standard deviation of the log of a measurement about what it measures.
+        surprises: Kinds of surprise, each a list of [n, k] by how much k factors that err apart count for a strategy.
     """
 
-    def __init__(self, sd: Floats, correlation: Floats, error_correlation: ErrorCorrelation, noise: float) -> None:
+    def __init__(
+        self,
+        sd: Floats,
+        correlation: Floats,
+        error_correlation: ErrorCorrelation,
+        noise: float,
+        surprises: Sequence[Sequence[Floats]] = (),
+    ) -> None:
         self._noise = max(noise, 1e-4)  # also keeps the arithmetic sound
         self._prior = correlation * np.outer(sd, sd)
         steps = np.linspace(-2.5, 2.5, _SCALES)
         self._scales = error_correlation.scale * np.exp(error_correlation.scale_sd * steps)
-        self._log_weight = -(steps**2) / 2
+        kinds = [kind for kind in surprises if kind]
+        self._surprises = [SURPRISE_SD * factors for kind in kinds for factors in kind]
+        none = 1 - SURPRISED if kinds else 1.0
+        apart = [none, *(SURPRISED / len(kinds) / len(kind) for kind in kinds for _ in kind)]
+        each = np.log(apart)[:, None] - (steps**2)[None, :] / 2
+        self._log_weight = (each - np.logaddexp.reduce(each, axis=None)).ravel()
 
     def log_evidence(self, rows: Ints, errors: Floats) -> float:
-        """Log density of measured log errors, over the scale."""
-        each = self._log_weight - np.logaddexp.reduce(self._log_weight) + self._log_density(rows, errors)
-        return float(np.logaddexp.reduce(each))
+        """Log density of measured log errors, over scale and surprise."""
+        return float(np.logaddexp.reduce(self._log_weight + self._log_density(rows, errors)))
 
     def _log_density(self, rows: Ints, errors: Floats) -> Floats:
-        """[scales] log density of the errors at each scale."""
-        found = np.zeros(_SCALES)
-        for index, scale in enumerate(self._scales):
-            lower = np.linalg.cholesky(self._seen(rows, scale))
-            whitened = np.linalg.solve(lower, errors)
-            found[index] = -whitened @ whitened / 2 - np.log(np.diag(lower)).sum()
-        return found - len(rows) * math.log(2 * math.pi) / 2
+        """[components] log density of the errors, of each surprise at each scale."""
+        seen = self._seen(rows)
+        lower = np.linalg.cholesky(seen)
+        whitened = np.linalg.solve(lower, np.broadcast_to(errors[:, None], (*lower.shape[:-1], 1)))
+        spread = np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
+        return -(whitened**2).sum(axis=(1, 2)) / 2 - spread - len(rows) * math.log(2 * math.pi) / 2
 
-    def _seen(self, rows: Ints, scale: float) -> Floats:
-        return scale**2 * self._prior[np.ix_(rows, rows)] + self._noise**2 * np.eye(len(rows))
+    def _seen(self, rows: Ints) -> Floats:
+        """[components, m, m] covariance of what was measured, noise included."""
+        shared = self._scales[:, None, None] ** 2 * self._prior[np.ix_(rows, rows)]
+        apart = [np.zeros((len(rows), len(rows))), *(each[rows] @ each[rows].T for each in self._surprises)]
+        found = np.array(apart)[:, None] + shared[None] + self._noise**2 * np.eye(len(rows))
+        return found.reshape(len(self._log_weight), len(rows), len(rows))
 
     def weights(self, rows: Ints, errors: Floats) -> Floats:
-        """[scales] probability of each scale given measured errors."""
+        """[components] probability of each surprise at each scale given measured errors."""
         log = self._log_weight + self._log_density(rows, errors)
         return np.exp(log - np.logaddexp.reduce(log))
 
     def mean_scale(self, rows: Ints, errors: Floats) -> float:
         """Geometric mean of the scale given measured errors."""
-        return float(np.exp(self.weights(rows, errors) @ np.log(self._scales)))
+        of_scale = self.weights(rows, errors).reshape(-1, _SCALES).sum(axis=0)
+        return float(np.exp(of_scale @ np.log(self._scales)))
 
     def given(self, rows: Ints, errors: Floats) -> tuple[Floats, Floats, Floats]:
-        """(weights [scales], means [scales, n], covariances [scales, n, n]) of the errors given measured ones.
+        """(weights [kept], means [kept, n], covariances [kept, n, n]) of the errors given measured ones, by component.
 
         Args:
             rows: [m] strategies that were measured, one twice if it was measured twice.
             errors: [m] log of measured over predicted.
         """
-        weights = self.weights(rows, errors)
-        kept = np.flatnonzero(weights > 1e-3)
+        weights, seen = self.weights(rows, errors), self._seen(rows)
+        kept = np.flatnonzero(weights > _LEAST_WEIGHT)
         means, covariances = [], []
-        for scale in self._scales[kept]:
-            across = scale**2 * self._prior[:, rows]
-            gain = np.linalg.solve(self._seen(rows, scale), across.T).T
+        for component in kept:
+            surprise, scale = divmod(int(component), _SCALES)
+            prior = self._scales[scale] ** 2 * self._prior
+            if surprise:
+                factors = self._surprises[surprise - 1]
+                prior = prior + factors @ factors.T
+            across = prior[:, rows]
+            gain = np.linalg.solve(seen[component], across.T).T
             means.append(gain @ errors)
-            covariances.append(scale**2 * self._prior - gain @ across.T)
+            covariances.append(prior - gain @ across.T)
         return weights[kept] / weights[kept].sum(), np.array(means), np.array(covariances)
 
     def samples(self, rows: Ints, errors: Floats, count: int, rng: np.random.Generator) -> Floats:
@@ -140,4 +175,20 @@ def belief_of(
 ) -> Belief:
     """What is believed of some candidates' times before any is measured."""
     correlation = error_correlation.correlation(candidates.shares, candidates.places)
-    return Belief(candidates.stated_sd, correlation, error_correlation, noise)
+    return Belief(candidates.stated_sd, correlation, error_correlation, noise, surprises_of(candidates))
+
+
+def surprises_of(candidates: Candidates) -> list[list[Floats]]:
+    """Kinds of surprise: everything, each strategy for itself, from some batch on, of one degree, of one term."""
+    count, places, shares = len(candidates), candidates.places, candidates.shares
+    degrees, requests = places[:, :-1], np.array([each.batch for each in candidates.strategies])
+    batches = [requests >= least for least in sorted(set(requests.tolist()))[1:]]
+    alone = [axis == value for axis in degrees.T for value in sorted(set(axis.tolist())) if len(set(axis.tolist())) > 1]
+    terms = [share[:, None] for share in shares.T if share.max() > _COUNTS]
+    return [
+        [np.ones((count, 1))],
+        [np.eye(count)],
+        [each[:, None].astype(float) for each in batches],
+        [each[:, None].astype(float) for each in alone],
+        terms,
+    ]

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import fields
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import socketpair
@@ -26,6 +27,7 @@ from envs.strategy_env import brief
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import strategy_dict
 from raysearch.base.foreign import foreign
+from raysearch.deploy.live.deployed_benchmark import is_deployed_benchmark, measure_deployed
 from raysearch.processes.deadline import START_TIMEOUT_S, Deadline
 from raysearch.processes.guard import end_guarded, guarded
 from raysearch.processes.marked import end_marked, mark_of, marked, marking
@@ -54,7 +56,7 @@ def opened_benchmark(benchmark: str, workload: Workload, timeout_s: float, folde
 
     Args:
         benchmark: "module:function", called with (workload, strategy), which returns a `Measurement` or such a dict;
-            anything else is a shell command, see `of_command`.
+            a folder that `raysearch export --set benchmark=` wrote; anything else is a shell command, see `of_command`.
         workload: Whose strategies.
         timeout_s: After which a measurement has failed.
         folder: Of the tuning, by which its processes are known.
@@ -66,7 +68,7 @@ def opened_benchmark(benchmark: str, workload: Workload, timeout_s: float, folde
         pids = " ".join(map(str, running))
         raise InputError(f"the benchmark of an earlier tune-live in {folder} still runs; end it first: kill -9 {pids}")
     with marking(mark):
-        if not _FUNCTION.fullmatch(benchmark):
+        if not _FUNCTION.fullmatch(benchmark) and not is_deployed_benchmark(benchmark):
             yield of_command(benchmark, workload, timeout_s, lambda: end_marked(mark))
         else:
             with closing(Hosted(benchmark, workload, timeout_s, lambda: end_marked(mark))) as hosted:
@@ -151,7 +153,8 @@ def serve() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     name, workload = host.recv()
     try:
-        function = load_function(name)
+        of_folder = partial(measure_deployed, Path(name)) if is_deployed_benchmark(name) else None
+        function = of_folder or load_function(name)
     except InputError as mistake:
         host.send(str(mistake))
         return

@@ -17,11 +17,13 @@ from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import EVEN_ODDS, Workload
 
-WITHIN = math.log(4.0)
-"""[assumed] What the simulator puts a factor of four below the best cannot be the best: measured serving runs lie
-within a third of its figures, one in a thousand apart."""
-LATE = math.log(2.0)
-"""[assumed] The same of a latency beyond its SLO."""
+FARTHEST = 3.0
+"""[assumed] Factor by which a machine may be faster or slower than the simulator: measured serving runs lie within a
+third of its figures, one in a thousand apart; a machine that nobody measured may lie farther off."""
+WITHIN = 2 * math.log(FARTHEST)
+"""What lies farther below the best cannot be the best: it would have to be faster, and the best slower, by more."""
+LATE = math.log(FARTHEST)
+"""The same of a latency beyond its SLO, which is one strategy's alone."""
 MOST = 400
 """[assumed] Candidates that are kept, best first: all that one cares to choose among, in half a second a choice."""
 _LATENCIES = ("tpot", "ttft")
@@ -136,13 +138,19 @@ def ranked(workload: Workload, evaluations: Sequence[Evaluation]) -> Candidates:
     if not best:
         best = max((each.tokens_per_s_per_gpu for each in able), default=0.0)
     worth = [each for each in able if each.tokens_per_s_per_gpu >= best * math.exp(-WITHIN)]
-    worth.sort(key=lambda each: (not each.feasible, -each.tokens_per_s_per_gpu))
+    worth.sort(key=lambda each: (not each.feasible, _needed(each), -each.tokens_per_s_per_gpu))
     return Candidates(workload, tuple(worth[:MOST]), len(able) - min(len(worth), MOST))
 
 
 def _may_run(evaluation: Evaluation) -> bool:
     broken = evaluation.violations
     return all(each.kind in _LATENCIES and each.excess <= LATE for each in broken)
+
+
+def _needed(evaluation: Evaluation) -> int:
+    """By which factor a machine must be faster for it to be within its SLO, in steps of a fifth, which are alike."""
+    excess = max((each.excess for each in evaluation.violations), default=0.0)
+    return math.floor(excess / math.log(1.2))
 
 
 def _step_s(evaluation: Evaluation) -> float:

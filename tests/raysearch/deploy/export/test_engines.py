@@ -16,8 +16,8 @@ import yaml
 
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.question_options import loaded
-from raysearch.deploy.export.capabilities import read_capability
 from raysearch.deploy.export.deployment import Deployment, Export
+from raysearch.deploy.export.engine_words import read_capability
 from raysearch.deploy.export.fitting import on_engine
 from raysearch.deploy.export.formats import exporter, exporter_names, register_exporter
 from raysearch.deploy.export.models import CHECKPOINT, repository

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
-from raysearch.deploy.export.capabilities import read_capability
 from raysearch.deploy.export.deployment import Deployment
+from raysearch.deploy.export.engine_words import read_capability
 from raysearch.deploy.export.formats import exporter, pools_exporter
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raysearch.deploy.live.belief import ERROR_CORRELATION, belief_of
+from raysearch.deploy.live.belief import ERROR_CORRELATION, Belief, belief_of
 from raysearch.deploy.live.decide import Decider, Measured
 from raysearch.deploy.live.deployment_candidates import TERMS, Candidates, candidates_of
 from raysearch.deploy.live.session import Settings, tune
@@ -96,6 +96,76 @@ def test_the_stated_confidence_is_kept_on_truths_drawn_from_the_belief(candidate
     # 50 draws of a share of 0.9 lie above 0.78 with probability 0.99.
     assert np.mean(right) > 0.78
     assert np.mean(counts) < len(few)
+
+
+def surprising(candidates: Candidates, kind: int, factor: float, rng: np.random.Generator) -> np.ndarray:
+    """[n] errors of up to a factor of 3 that no interval has, beside those that are usual."""
+    usual = Belief(candidates.stated_sd, _alike(candidates), ERROR_CORRELATION, 0.01)
+    (errors, *_) = usual.samples(np.array([], int), np.array([]), 15, rng)
+    batch, shares = np.array([each.batch for each in candidates.strategies]), candidates.shares
+    axis = candidates.places[:, rng.choice([at for at in range(5) if np.ptp(candidates.places[:, at])])]
+    term = shares[:, rng.choice(np.flatnonzero(shares.max(axis=0) > 0.1))]
+    surprise = (
+        lambda: np.full(len(candidates), factor),
+        lambda: factor * (batch >= rng.choice(sorted(set(batch))[1:])),
+        lambda: factor * (axis == rng.choice(axis)),
+        lambda: np.log1p((math.exp(factor) - 1) * term),
+        lambda: factor * np.log2(batch) / np.log2(batch).max(),
+        lambda: rng.uniform(-abs(factor), abs(factor), len(candidates)),
+    )[kind]()
+    return np.clip(errors + surprise, -math.log(3), math.log(3))
+
+
+def _alike(candidates: Candidates) -> np.ndarray:
+    return ERROR_CORRELATION.correlation(candidates.shares, candidates.places)
+
+
+@pytest.mark.slow
+def test_the_stated_confidence_is_kept_on_machines_whose_errors_are_outside_the_belief(candidates: Candidates) -> None:
+    rng, noise, right = np.random.default_rng(5), 0.005, []
+    for seed in range(200):
+        errors = surprising(candidates, seed % 6, rng.uniform(-math.log(3), math.log(3)), rng)
+        seen: list[Measured] = []
+        *_, last = tune(
+            candidates, Settings(noise=noise, seed=seed), truthful(candidates, errors, noise, seed), seen, 50
+        )
+        true, found = values(candidates, errors), last.decision.incumbent
+        if last.decision.confidence >= 0.9:
+            right.append(found is not None and true[found] >= 0.98 * true.max())
+    assert len(right) > 150
+    assert np.mean(right) >= 0.9
+
+
+@pytest.mark.parametrize("faster", [1.8, 2.8])
+def test_what_the_simulator_thinks_too_slow_is_found_where_the_machine_is_faster(
+    candidates: Candidates, faster: float
+) -> None:
+    slo = replace(candidates.workload, tpot_slo_s=0.02)
+    strict = candidates_of(heuristic_space(slo, sequence_parallel=False))
+    many = np.array([each.batch >= 128 for each in strict.strategies])
+    errors = np.where(many, -math.log(faster), 0.0)
+    true, seen = values(strict, errors), list[Measured]()
+    best = int(true.argmax())
+    assert many[best]
+    assert strict.evaluations[best].violations  # by the simulator
+    *_, last = tune(strict, Settings(), truthful(strict, errors), seen, 50)
+    found = last.decision.incumbent
+    assert found is not None
+    assert true[found] >= 0.98 * true[best]
+    assert last.decision.confidence >= 0.9
+    assert len(seen) < len(strict) / 2
+
+
+def test_a_surprise_is_learned_from_what_is_measured(candidates: Candidates) -> None:
+    belief = belief_of(candidates, noise=0.01)
+    many = np.array([each.batch >= 64 for each in candidates.strategies])
+    rows = np.array([*np.flatnonzero(many)[:2], *np.flatnonzero(~many)[:3]])
+    weights, means, _ = belief.given(rows, np.where(many[rows], -0.6, 0.0))
+    expected = weights @ means
+    unseen = np.setdiff1d(np.arange(len(candidates)), rows)
+    assert expected[unseen][many[unseen]].mean() < -0.3
+    assert abs(expected[unseen][~many[unseen]].mean()) < 0.15
+    assert belief.log_evidence(rows, np.zeros(5)) > belief.log_evidence(rows, np.full(5, 2.0))
 
 
 def test_more_confidence_takes_more_measurements(candidates: Candidates) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from raysearch.deploy.export.capabilities import Capability, capability_of, read_capability
 from raysearch.deploy.export.deployment import Deployment
+from raysearch.deploy.export.engine_words import Capability, capability_of, read_capability
 from raysearch.deploy.export.formats import exporter
 from raysearch.deploy.export.models import repository
 from sim.config.catalog import engine_versions, load_model, read_versions
