@@ -25,9 +25,9 @@ from sim.layers.ops import FusedOp
 from sim.ops.rank import OpCost, Rank
 from sim.prices.engine import EngineTimes
 from sim.prices.priced import Interval
-from sim.serving.confidence import ROUNDING, slower, surely_kept, unsure_kernels
+from sim.serving.confidence import ROUNDING, at_confidence_s, slower, surely_kept
 from sim.serving.phases import Batching, Pace, batching, most_sequences, phase_of
-from sim.simulate import degree_limits, evaluate
+from sim.simulate import degree_limits, evaluate, latency_limits
 from sim.step.attention_expert_meshes import Stack, sides_of
 from sim.step.breakdown import draft_parts, trusted, unsure_s
 from sim.step.costs import token_rows
@@ -554,7 +554,8 @@ class _Terms:
                 loads = batching(workload, strategy.batch, strategy.attention_dp).loads
                 _, token, first = trusted(workload, strategy, loads, float(share[at]))
                 latencies = _stated(float(tpot_s[at]), token.factors), _stated(float(ttft_s[at]), first.factors)
-                missed[at] = math.fsum([each.excess for each in unsure_kernels(workload, *latencies)])
+                broken = latency_limits(workload, *at_confidence_s(workload, *latencies))
+                missed[at] = math.fsum([each.excess for each in broken])
         running = np.asarray(state.in_flight).astype(np.int64)
         return rate, tpot_s, ttft_s, total_bytes, running, missed == 0.0, missed
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from sim.evaluation import Evaluation, Memory, Violation
+from sim.evaluation import Evaluation, Memory, Violation, told_apart
 from sim.ops.rank import OpCost, Rank
-from sim.serving.confidence import latency_limits, with_unsure_kernels
+from sim.serving.confidence import ROUNDING, at_confidence_s, slower
 from sim.serving.phases import Batching, batching, most_sequences, phase_of
 from sim.step.attention_expert_meshes import Sides, sides_of_strategy
 from sim.step.breakdown import explain
@@ -17,7 +17,7 @@ from sim.step.costs import token_rows
 from sim.step.layer import GroupSum, group_sums
 from sim.step.stage import Step, needed_and_allowed_bytes, price_step
 from sim.strategy import Strategy
-from sim.workload import Workload, with_vocabulary
+from sim.workload import EVEN_ODDS, Workload, with_vocabulary
 
 
 def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
@@ -45,7 +45,8 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
     ttft_s = state.batching.ttft_s(state.decode_s, state.mixed_s)
     step_s = state.batching.step_s(state.decode_s, state.mixed_s)
     prompt_share = state.batching.prompt_share(state.decode_s, state.mixed_s)
-    first, last = state.steps[0], state.steps[-1]
+    first, last, factors = state.steps[0], state.steps[-1], slower(workload)
+    token = factors.token(prompt_share) if factors.guarded else 1.0
     found = Evaluation(
         strategy=strategy,
         tokens_per_s_per_gpu=state.batching.tokens * strategy.pp / (step_s * strategy.gpus),
@@ -56,7 +57,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
             *degree_limits(workload, strategy),
             *engine_limits(workload, strategy),
             *state.violations,
-            *latency_limits(workload, tpot_s, ttft_s, prompt_share),
+            *latency_limits(workload, token * tpot_s, factors.first * ttft_s),
         ),
         stage=first.stage,
         ttft_s=ttft_s,
@@ -64,7 +65,10 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         prompt_stage=last.stage if state.batching.mixed else None,
         engine_s=state.batching.engine_s(state.decode_s, state.mixed_s),
     ).explained_by(partial(explain, workload, strategy, state.batching.loads, tpot_s, ttft_s, prompt_share))
-    return with_unsure_kernels(workload, found)
+    if factors.guarded and found.feasible:  # what its own kernels may be off
+        sure = at_confidence_s(workload, (tpot_s, found.tpot_interval_s), (ttft_s, found.ttft_interval_s))
+        return found.breaking(tuple(latency_limits(workload, *sure)))
+    return found
 
 
 class SteadyState(NamedTuple):
@@ -151,6 +155,21 @@ def degree_limits(workload: Workload, strategy: Strategy) -> list[Violation]:
     violations = degree_violations(workload, strategy.moe_tp, strategy.ep, strategy.pp)
     if strategy.extended:
         violations += mesh_violations(workload, strategy.tp, strategy.cp, strategy.attention_dp, strategy.ep)
+    return violations
+
+
+def latency_limits(workload: Workload, tpot_s: float, ttft_s: float) -> list[Violation]:
+    """The limits on latencies, as long as they are with the workload's confidence, that are broken."""
+    violations: list[Violation] = []
+    at = f" at confidence {workload.confidence:g}" if workload.confidence > EVEN_ODDS else ""
+    if tpot_s > workload.tpot_limit_s * (1 + ROUNDING):
+        took, slo = told_apart(tpot_s * 1e3, workload.tpot_slo_s * 1e3)
+        message = f"TPOT{at} is {took} ms, the SLO is {slo} ms{_less(workload)}"
+        violations.append(Violation("tpot", tpot_s, workload.tpot_limit_s, message))
+    if ttft_s > workload.ttft_limit_s * (1 + ROUNDING):
+        took, slo = told_apart(ttft_s * 1e3, workload.ttft_slo_s * 1e3, 0)
+        message = f"TTFT{at} is {took} ms, the SLO is {slo} ms{_less(workload)}"
+        violations.append(Violation("ttft", ttft_s, workload.ttft_limit_s, message))
     return violations
 
 

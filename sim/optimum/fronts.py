@@ -27,6 +27,8 @@ from sim.optimum.addend_tables import (
 from sim.step.attention_expert_meshes import sides
 from sim.strategy import MOST_CHOICES
 
+_FITTING = 8
+"""Columns of choices that fit into an integer beside a number for each of many rows."""
 Ranks = tuple[tuple[Rank, ...], ...]
 """A GPU, per kind of step and group of layers."""
 
@@ -163,10 +165,12 @@ def every_row(tables: Iterable[Sequence[int]]) -> Ints:
 
 
 def keys_of(columns: Sequence[Ints]) -> Ints:
-    """[n] one small number for each combination of some choices."""
+    """[n] one number for each combination of some choices."""
     keys = np.zeros_like(columns[0])
-    for choices in columns:
-        keys = np.unique(keys * MOST_CHOICES + choices, return_inverse=True)[1]
+    for at, choices in enumerate(columns):
+        if at and at % _FITTING == 0:
+            keys = np.unique(keys, return_inverse=True)[1]
+        keys = keys * MOST_CHOICES + choices
     return keys
 
 

@@ -191,11 +191,10 @@ class _Segment:
                 for figure, join in ((WEIGHT_BYTES, np.add), (KV_BYTES, np.add), (ACTIVATION_BYTES, np.maximum))
             ]
         )
-        keys = np.zeros_like(every[0], dtype=np.int64)
-        for figures in every:
-            values, which = np.unique(figures, return_inverse=True)
-            keys = keys * len(values) + which
-        _, first, self.size = np.unique(keys, return_index=True, return_inverse=True)
+        order = np.lexsort(every)  # equal ones side by side
+        begins = np.concatenate([[True], (every[:, order[1:]] != every[:, order[:-1]]).any(axis=0)])
+        self.size = np.empty(len(order), np.int64)
+        self.size[order], first = np.cumsum(begins) - 1, order[begins]
         self.sizes = every[:, first]
 
 
@@ -208,7 +207,16 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
     state = batching(workload, batch, ep)
     assert state.decode is not None
     rank, engine_s = rank_of(workload, state.decode, tp, ep), state.pace.engine_s(state.times)
-    alone, factor, stages_of = sides(rank, rank), state.times.kernel_factor, functools.cache(_stages_of)
+    alone, factor = sides(rank, rank), state.times.kernel_factor
+    tpot_limit_s = slower(workload).tpot_limit_s * (1 + ROUNDING)
+
+    @functools.cache
+    def longest(pp: int, last_choice: int) -> tuple[Stages, float]:
+        """Stages of a pipeline, and seconds that a layer may take in them."""
+        parts = _stages_of(alone, pp, last_choice)
+        limit_s = (tpot_limit_s * state.pace.gained / pp - engine_s) / factor
+        return parts, min((limit_s - ends_s) / layers for layers, ends_s in parts)
+
     every = AddendTables(alone, space.choices)
     tables = every.within(
         {name: [each for each in row if every.may(name, each)] for name, row in every.choices.items()}
@@ -228,9 +236,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
         left_s, right_s = left.time_s[at, to] + own_s, right.time_s[at, to]
         quickest_s, grid = float(left_s.min() + right_s.min()), None
         for pp in depths:
-            parts = stages_of(alone, pp, separators[rank.layer.stream.producer])
-            limit_s = (slower(workload).tpot_limit_s * (1 + ROUNDING) * state.pace.gained / pp - engine_s) / factor
-            longest_s = min((limit_s - ends_s) / layers for layers, ends_s in parts)
+            parts, longest_s = longest(pp, separators[rank.layer.stream.producer])
             if quickest_s > longest_s:
                 continue
             room_for, some, every = rooms.of(peak_bytes, pp)

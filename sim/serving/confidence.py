@@ -8,14 +8,13 @@ steps; what a strategy's own kernels add to it is known where all of them are lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from sim.arrays import Floats
-from sim.evaluation import Evaluation, Violation, quantile, told_apart
+from sim.evaluation import quantile
 from sim.prices.priced import EXACT, Interval
 from sim.prices.trust import step_interval
 from sim.workload import EVEN_ODDS, Workload
@@ -34,17 +33,13 @@ class Slower:
         workload: Whose confidence, machine, engine and model.
         least: Of the time per token where no prompts take any of it; with prompts it is no less.
         first: Of the time to the first token.
+        guarded: Whether some limit asks for more than the prediction.
     """
 
     workload: Workload
-    least: float
-    first: float
-
-    @property
-    def guarded(self) -> bool:
-        """Whether some limit asks for more than the prediction."""
-        workload = self.workload
-        return workload.confidence > EVEN_ODDS and min(workload.tpot_slo_s, workload.ttft_slo_s) < math.inf
+    least: float = 1.0
+    first: float = 1.0
+    guarded: bool = False
 
     @property
     def tpot_limit_s(self) -> float:
@@ -95,30 +90,8 @@ def _table(workload: Workload) -> tuple[Floats, Floats]:
 @lru_cache(maxsize=1024)
 def slower(workload: Workload) -> Slower:
     """The factors of a workload; all are 1 at even odds, and where no latency is limited."""
-    even = Slower(workload, 1.0, 1.0)
-    return Slower(workload, _factor(workload, 0.0), _factor(workload, 1.0)) if even.guarded else even
-
-
-def latency_limits(workload: Workload, tpot_s: float, ttft_s: float, prompt_share: float) -> Iterator[Violation]:
-    """The limits on latencies that are broken, kernels being as sure as usual.
-
-    Args:
-        workload: Whose limits and confidence.
-        tpot_s: Predicted time per token.
-        ttft_s: Predicted time to the first one.
-        prompt_share: Share of the former that other requests' prompts take.
-    """
-    factors = slower(workload)
-    return _broken(workload, tpot_s * factors.token(prompt_share), ttft_s * factors.first)
-
-
-def with_unsure_kernels(workload: Workload, evaluation: Evaluation) -> Evaluation:
-    """An evaluation that breaks no limit so far, with those that it breaks for what its own kernels may be off."""
-    if evaluation.violations or not slower(workload).guarded:
-        return evaluation
-    token, first = (evaluation.tpot_s, evaluation.tpot_interval_s), (evaluation.ttft_s, evaluation.ttft_interval_s)
-    broken = tuple(unsure_kernels(workload, token, first))
-    return evaluation.breaking(broken) if broken else evaluation
+    guarded = workload.confidence > EVEN_ODDS and min(workload.tpot_slo_s, workload.ttft_slo_s) < math.inf
+    return Slower(workload, _factor(workload, 0.0), _factor(workload, 1.0), guarded) if guarded else Slower(workload)
 
 
 def surely_kept(workload: Workload, tpot_s: float, ttft_s: float, prompt_share: float, longest: float) -> bool:
@@ -135,19 +108,8 @@ def surely_kept(workload: Workload, tpot_s: float, ttft_s: float, prompt_share: 
     return True
 
 
-def unsure_kernels(
+def at_confidence_s(
     workload: Workload, token: tuple[float, Interval], first: tuple[float, Interval]
-) -> Iterator[Violation]:
-    """The limits on latencies that are broken, each predicted and with its interval in seconds."""
-    return _broken(workload, quantile(workload.confidence, *token), quantile(workload.confidence, *first))
-
-
-def _broken(workload: Workload, tpot_s: float, ttft_s: float) -> Iterator[Violation]:
-    less = f", less a margin of {workload.margin:.1%}" if workload.margin else ""
-    at = f" at confidence {workload.confidence:g}" if workload.confidence > EVEN_ODDS else ""
-    if tpot_s > workload.tpot_limit_s * (1 + ROUNDING):
-        took, slo = told_apart(tpot_s * 1e3, workload.tpot_slo_s * 1e3)
-        yield Violation("tpot", tpot_s, workload.tpot_limit_s, f"TPOT{at} is {took} ms, the SLO is {slo} ms{less}")
-    if ttft_s > workload.ttft_limit_s * (1 + ROUNDING):
-        took, slo = told_apart(ttft_s * 1e3, workload.ttft_slo_s * 1e3, 0)
-        yield Violation("ttft", ttft_s, workload.ttft_limit_s, f"TTFT{at} is {took} ms, the SLO is {slo} ms{less}")
+) -> tuple[float, float]:
+    """What latencies do not exceed with the confidence, each predicted and with its interval in seconds."""
+    return quantile(workload.confidence, *token), quantile(workload.confidence, *first)
