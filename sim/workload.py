@@ -160,6 +160,7 @@ class Workload:
             1: nothing is hidden. See `sim.step.operator_pipelines`.
         deepep_mode: Which kernels send tokens to their experts; see `DeepepMode`.
         speculation: Speculative decoding, or None for one token per step and sequence.
+        stage_layers: Layers of each stage, in pipelines of as many stages; others share theirs out evenly.
         vocabulary: Choices of embedding, LM head and sampling: see `sim.strategy.Strategy.vocabulary`.
         declarations: "module:function" that declared choices of ops for the extended space; None: no file named any.
     """
@@ -194,6 +195,7 @@ class Workload:
     two_batch_overlap: bool = False
     overlap_parts: int = 1
     deepep_mode: DeepepMode = "auto"
+    stage_layers: tuple[int, ...] = ()
     vocabulary: tuple[int, ...] = ENGINES_VOCABULARY
 
     def __post_init__(self) -> None:

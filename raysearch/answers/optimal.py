@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from raysearch.answers.evaluated import EvaluationResult, evaluation_dict, workload_dict
 from raysearch.answers.result import Result
+from raysearch.base.errors import InputError
 from raysearch.base.file_io import degrees_text, strategy_dict
 from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.optima.certificate_files import CountProgress, write_certificate
@@ -26,6 +28,7 @@ from sim.nearness import idle_slos, near_limits
 from sim.optimum.exact_search import find_bests
 from sim.optimum.landscape import can_be_added_up
 from sim.optimum.spaces import space_of
+from sim.optimum.uneven_stages import UnevenStages, best_stages
 from sim.precision import slow_precision
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -54,6 +57,7 @@ class OptimumResult(Result):
         landscape: Whether the feasible strategies are counted too, where they can be added up.
         fresh: Whether what the cache on disk holds is found anew.
         bars: Shows progress.
+        uneven_stages: Whether pipelines with the best layers per stage are solved, too.
     """
 
     question: Question
@@ -61,6 +65,7 @@ class OptimumResult(Result):
     landscape: bool = True
     fresh: bool = False
     bars: Bars = field(default=no_bars, repr=False, compare=False)
+    uneven_stages: bool = False
 
     @cached_property
     def around(self) -> CachedOptimum | None:
@@ -96,6 +101,20 @@ class OptimumResult(Result):
         """The best strategy's evaluation; None where nothing is feasible."""
         return evaluate(self.workload, self.strategy) if self.strategy else None
 
+    @cached_property
+    def uneven(self) -> UnevenStages | None:
+        """The best pipeline with any number of layers per stage; None where none is feasible, or nobody asked.
+
+        Raises:
+            InputError: The phase, the confidence or the space has no such pipelines.
+        """
+        if not self.uneven_stages:
+            return None
+        try:
+            return best_stages(space_of(self.workload))
+        except ValueError as error:
+            raise InputError(f"--set uneven_stages: {error}") from None
+
     @property
     def tokens_per_s_per_gpu(self) -> float:
         """Of the best strategy; 0.0 where nothing is feasible."""
@@ -124,6 +143,8 @@ class OptimumResult(Result):
             fields["near_limits"] = [asdict(limit) for limit in near_limits(self.workload, self.best)]
         found = asdict(around or self.searched)
         fields |= {name: value for name, value in found.items() if name not in ("tokens_per_s_per_gpu", "strategy")}
+        if self.uneven_stages:
+            fields["uneven_stages"] = asdict(self.uneven) if self.uneven else None
         return fields | {"distinct_size": space_of(self.workload).distinct_size}
 
     def to_rows(self) -> list[JsonObject]:
@@ -151,8 +172,21 @@ class OptimumResult(Result):
         if around and around.quantiles:
             rows = [(f"{row['share']:.4%}", f"{row['tokens_per_s_per_gpu']:,.2f}") for row in self.to_rows()]
             yield plain_table("Quantiles of the feasible strategies", ("share", "tokens/s/GPU"), rows)
+        if self.uneven_stages:
+            yield self._uneven_text()
         for warning in self.warnings:
             yield f"Warning: {warning}"
+
+    def _uneven_text(self) -> str:
+        if self.uneven is None:
+            return "Stages of any number of layers: none feasible."
+        counts = ",".join(map(str, self.uneven.layers))
+        gain = self.uneven.tokens_per_s_per_gpu / self.tokens_per_s_per_gpu - 1 if self.best else math.inf
+        more = f" ({gain:+.1%})" if math.isfinite(gain) else ""
+        return (
+            f"Stages of any number of layers: {self.uneven.tokens_per_s_per_gpu:,.2f} tokens/s/GPU{more}, "
+            f"{degrees_text(self.uneven.strategy)}, stage_layers={counts}"
+        )
 
     def figure(self) -> Figure:
         """Seconds of each fused op of the best strategy. Raises: ValueError: Nothing is feasible."""

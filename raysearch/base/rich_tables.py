@@ -19,7 +19,7 @@ from sim.json_object import JsonFields
 from sim.nearness import near_limits
 from sim.prices.collectives import Collective
 from sim.serving.phases import phase_of
-from sim.step.pipeline import stage_layers
+from sim.step.pipeline import layers_of_stages
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -206,7 +206,7 @@ def _stage_line(workload: Workload, evaluation: Evaluation) -> Text:
         **({"draft": stage.draft_s} if stage.draft_s else {}),
     }
     text = ", ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in parts.items())
-    layers = stage_layers(workload.model.layers, min(evaluation.strategy.pp, workload.model.layers))
+    layers = layers_of_stages(workload, min(evaluation.strategy.pp, workload.model.layers))
     uneven = f"\nLayers of its {len(layers)} stages: {', '.join(map(str, layers))}" if len(set(layers)) > 1 else ""
     return Text(f"Slowest pipeline stage {stage.total_s * 1e3:.2f} ms: {text}{uneven}")
 

@@ -454,6 +454,7 @@ def assembled(
         redundant_experts=copies,
         two_batch_overlap=_overlaps(file, rules, exchange),
         overlap_parts=_overlap_parts(file),
+        stage_layers=_stage_layers(file, model),
         deepep_mode=file.deepep_mode,
     )
     return in_space(workload, file.space)
@@ -495,6 +496,17 @@ def _overlap_parts(file: WorkloadFile) -> int:
             "another one, such as 'joint', or leave overlap_parts out"
         )
     return file.overlap_parts
+
+
+def _stage_layers(file: WorkloadFile, model: Model) -> tuple[int, ...]:
+    """Layers of each pipeline stage; none where they are shared out evenly. Raises: CatalogError."""
+    counts = tuple(int(text) for text in file.stage_layers.split(",") if text)
+    if counts and (min(counts) < 1 or sum(counts) != model.layers):
+        raise CatalogError(
+            f"stage_layers: expected layers of each stage, 1 or more, {model.layers} together, got {file.stage_layers} "
+            f"({sum(counts)})"
+        )
+    return counts
 
 
 def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation | None:

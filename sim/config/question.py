@@ -207,6 +207,16 @@ class Question:
             rare=True,
         ),
     ] = None
+    stage_layers: Annotated[
+        str | None,
+        About(
+            "Layers of each pipeline stage, as in 14,16,16,15, for strategies with as many stages.",
+            "deployment",
+            "as many in each",
+            "stage_layers",
+            rare=True,
+        ),
+    ] = None
     overlap_parts: Annotated[
         int | None,
         About(

@@ -463,6 +463,10 @@ class WorkloadFile(FileSchema):
     two_batch_overlap: Switch = False
     overlap_parts: Annotated[Count, Field(le=MOST_PARTS, exclude_if=_is_one)] = 1  # nothing is hidden
     deepep_mode: Annotated[DeepepMode, Field(exclude_if=_is_auto)] = "auto"
+    # Shared out evenly: left out of digests, as it was before layers could be given.
+    stage_layers: Annotated[
+        str, Field(pattern=r"^(\d{1,4}(,\d{1,4})*)?$", max_length=400, strict=True, exclude_if=_is_nothing)
+    ] = ""  # of each pipeline stage, as in "14,16,16,15"
     chunk_tokens: Count | None = None  # prompts are computed whole
     # No prompt waits for those of other attention groups: left out of digests, so that those of older results hold.
     prompt_wait_steps: Annotated[int, Field(ge=0, le=100_000, strict=True, exclude_if=_is_nothing)] = 0

@@ -263,6 +263,14 @@ def best_batch(workload: Workload, strategy: Strategy) -> int:
     return found.strategy.batch if found else space.batch[0]
 
 
+def layers_on(space: Space, mesh: Mesh, batch: int) -> tuple[Layers | None, Stack, Batching]:
+    """Combinations of choices that can be the best on a mesh with a batch in some pipeline; None where none is allowed.
+
+    With them both sides of a GPU per group of layers, in the last kind of step, and what is in the steps.
+    """
+    return _Search(space, _Ranking()).whole_layers(mesh, batch)
+
+
 class _Range(NamedTuple):
     """Batches of one mesh and pipeline degree, the smallest's and the largest's index; best bound first in a heap.
 
@@ -568,6 +576,12 @@ class _Search:
             units = self._start(mesh, batch).units
             self._latest = (mesh, batch), layers_apart(units[0]) if len(units) == 1 else all_layers(units)
         return self._latest[1]
+
+    def whole_layers(self, mesh: Mesh, batch: int) -> tuple[Layers | None, Stack, Batching]:
+        """See `layers_on`."""
+        start = self._start(mesh, batch)
+        allowed = all(unit.allowed for unit in start.units)
+        return all_layers(start.units) if allowed else None, start.stacks[-1], start.state
 
     # --- meshes ----------------------------------------------------------------------------------
 

@@ -216,19 +216,14 @@ def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int, *, met: bo
     end = end_of(stack)
     last = layers.end(end_group(stack), end.experts.layer.stream.producer)
     stages = [each if met else each._replace(meetings=()) for each in pipeline(end.experts.workload, pp)]
-    meetings_s = {
-        pair: _meetings_s(stack, layers, pair)
-        for pair in sorted({pair for each in stages for pair, _ in each.meetings})
-    }
+    met_s = {pair: meetings_s(stack, layers, pair) for pair in {pair for each in stages for pair, _ in each.meetings}}
     choices, which = np.unique(last, return_inverse=True)
     ends = np.array([vocabulary_seconds(end, pp, choice)[:3] for choice in choices.tolist()]).reshape(-1, 3)[which]
-    of_stages_s = (
-        stage_s(stage, layers.figures.times_s[kind], meetings_s, VocabularySeconds(*ends.T)) for stage in stages
-    )
+    of_stages_s = (stage_s(stage, layers.figures.times_s[kind], met_s, VocabularySeconds(*ends.T)) for stage in stages)
     return functools.reduce(np.maximum, of_stages_s)
 
 
-def _meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:
+def meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:
     """[n] extra seconds of one meeting of two groups."""
     (left, right), (leaves, takes) = pair, (stack[group].experts.layer.stream for group in pair)
     columns = [layers.end(left, op) for op in leaves.ends] + [layers.end(right, op) for op in takes.consumers]

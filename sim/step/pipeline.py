@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage has. Stages differ by one layer at most."""
+"""Which layers a pipeline stage has. Stages differ by one layer at most, unless the workload says otherwise."""
 
 from __future__ import annotations
 
@@ -47,18 +47,30 @@ class Stage(NamedTuple):
 @lru_cache(maxsize=4096)
 def pipeline(workload: Workload, pp: int) -> tuple[Stage, ...]:
     """The stages of `pp` that can be the slowest or the fullest: each of the others has less than one of them."""
-    model = workload.model
-    groups = range(len(model.groups))
     start, found = 0, set[Stage]()
-    counts = stage_layers(model.layers, min(pp, model.layers + 2))  # a stage more would be one without layers
+    counts = layers_of_stages(workload, min(pp, workload.model.layers + 2))  # a stage more would be one without layers
     for index, count in enumerate(counts):
-        mine = model.order[start : start + count]
-        met = Counter(pair for pair in pairwise(model.order[start : start + count + 1]) if pair[0] != pair[1])
-        meetings = tuple(sorted(met.items())) if meet(workload) else ()
         first, last = index == 0, index == len(counts) - 1
-        found.add(Stage(tuple(mine.count(group) for group in groups), meetings, first, last))
+        found.add(stage_between(workload, start, start + count, first=first, last=last))
         start += count
     return tuple(sorted(each for each in found if not any(other != each and other.covers(each) for other in found)))
+
+
+def stage_between(workload: Workload, start: int, end: int, *, first: bool, last: bool) -> Stage:
+    """The stage with the layers from one up to another.
+
+    Args:
+        workload: Of whose model.
+        start: Its first layer.
+        end: The one behind its last.
+        first: Whether it has the embedding.
+        last: Whether it has the LM head.
+    """
+    order, groups = workload.model.order, range(len(workload.model.groups))
+    mine = order[start:end]
+    met = Counter(pair for pair in pairwise(order[start : end + 1]) if pair[0] != pair[1])
+    meetings = tuple(sorted(met.items())) if meet(workload) else ()
+    return Stage(tuple(mine.count(group) for group in groups), meetings, first, last)
 
 
 def side_by_side(stages: Sequence[Stage], shape: tuple[int, ...] = (-1,)) -> Stage:
@@ -108,6 +120,13 @@ def meet(workload: Workload) -> bool:
     """Whether the residual stream may lie otherwise from group to group: other choices, or other ops at its ends."""
     groups = workload.model.groups
     return len(groups) > 1 and (workload.groups == "own" or len({layer_of(each).stream.ends for each in groups}) > 1)
+
+
+def layers_of_stages(workload: Workload, pp: int) -> tuple[int, ...]:
+    """Layers of each of `pp` stages: those of the workload where it has as many stages, else shared out evenly."""
+    if len(workload.stage_layers) == pp:
+        return workload.stage_layers
+    return stage_layers(workload.model.layers, pp)
 
 
 def stage_layers(layers: int, pp: int) -> tuple[int, ...]:

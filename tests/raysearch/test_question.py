@@ -321,7 +321,7 @@ def test_every_field_changes_the_workload_that_it_is_about(asked: Question, name
     before = replace(asked, **BESIDE.get(name, {}) if name != "draft_tokens" else {}).load()
     after = replace(asked, **BESIDE.get(name, {}), **{name: CHANGES[name]}).load()
     assert _differences(before, after), name
-    assert set(CHANGES) | {"workload", "model", "family", "acceptance", "draft"} == {
+    assert set(CHANGES) | {"workload", "model", "family", "acceptance", "draft", "stage_layers"} == {
         each.name for each in fields(Question)
     }
 

@@ -23,6 +23,9 @@ def show_optimum(
     landscape: Annotated[
         bool, Setting("Also count the feasible strategies, with quantiles, where they can be enumerated.")
     ] = True,
+    uneven_stages: Annotated[
+        bool, Setting("Also find the best pipeline whose stages may have any number of layers.")
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -46,6 +49,7 @@ def show_optimum(
       raysearch optimum -w gpt_moe_1_2t_16k --out best.json
       raysearch optimum -w gpt_moe_1_2t_1m --space extended
       raysearch optimum -w gpt_moe_1_2t_1m --set compare_spaces
+      raysearch optimum --model deepseek_v3 --isl 4000 --osl 500 --phase decode --engine none --set uneven_stages
       raysearch optimum -w gpt_moe_1_2t_16k --space vllm --gpus 64 --tpot-ms 30
       raysearch optimum --model qwen3_32b --isl 4000 --osl 500 --tpot-ms 30 --gpus 8
     """
@@ -55,7 +59,7 @@ def show_optimum(
     if compare_spaces:
         show_result(SpacesResult.of(workload, bars=stepping), as_json=as_json)
     else:
-        found = OptimumResult(question, workload, landscape, bars=stepping)
+        found = OptimumResult(question, workload, landscape, uneven_stages=uneven_stages, bars=stepping)
         if not as_json:
             show_result(found)
         written = {"certificate": found.write_certificate(out)} if out is not None else {}

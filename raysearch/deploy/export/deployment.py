@@ -11,7 +11,7 @@ from raysearch.base.errors import InputError
 from raysearch.deploy.contexts import longest_context
 from raysearch.deploy.export.render import Command, Variable, shell_text
 from sim.serving.phases import batching, phase_of
-from sim.step.pipeline import stage_layers
+from sim.step.pipeline import layers_of_stages
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -84,7 +84,7 @@ class Deployment:
     @property
     def layer_partition(self) -> str:
         """Layers of each pipeline stage, as "16,15,15,15", where they are not as many in all; else ""."""
-        layers = stage_layers(self.workload.model.layers, self.strategy.pp)
+        layers = layers_of_stages(self.workload, self.strategy.pp)
         return ",".join(map(str, layers)) if len(set(layers)) > 1 else ""
 
     @property

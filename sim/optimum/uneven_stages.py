@@ -1,0 +1,235 @@
+"""Pipelines whose stages differ: the best layers per stage, and choices per stage, exactly.
+
+Of one mesh and batch a stage is decided by its layers, by the ends of the model that it has, and by its choices. Its
+time and its memory depend on nothing else, so the slowest stage is minimised by dynamic programming over where stages
+end, as Alpa's inter-operator pass does over the optimum of its intra-operator one (Zheng et al., 2022, section 5.2).
+All stages have equally many GPUs. They share the choices of one strategy, or each has the best of its own; then all
+leave and take the residual stream alike, so that nothing but the stream moves between two stages.
+
+Meshes and ranges of batches are opened best bound first: however layers are shared out, all stages together take what
+one stage with all of them takes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sim.arrays import Floats, Ints
+from sim.evaluation import Evaluation
+from sim.layers.dims import dims_of
+from sim.optimum.bounds import Bounds, Mesh, Multipliers
+from sim.optimum.exact_search import find_best, layers_on
+from sim.optimum.fronts import keys_of
+from sim.optimum.spaces import Space
+from sim.optimum.sums import Layers, meetings_s
+from sim.serving.confidence import slower
+from sim.serving.phases import Batching, batching, most_sequences, phase_of
+from sim.simulate import degree_violations, evaluate
+from sim.step.attention_expert_meshes import Stack
+from sim.step.pipeline import Stage, stage_between
+from sim.step.stage import VocabularySeconds, base_of, end_group, end_of, room, stage_bytes, stage_s, vocabulary_seconds
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenStages:
+    """A pipeline.
+
+    Attributes:
+        strategy: Degrees and batch, and the choices of the first stage.
+        layers: Of each stage.
+        dims: Of each stage.
+        tokens_per_s_per_gpu: Tokens a second over the GPUs of a replica.
+        tpot_s, ttft_s: Latencies, whichever the phase has.
+    """
+
+    strategy: Strategy
+    layers: tuple[int, ...]
+    dims: tuple[tuple[int, ...], ...]
+    tokens_per_s_per_gpu: float
+    tpot_s: float
+    ttft_s: float
+
+    def evaluated(self, workload: Workload) -> Evaluation:
+        """All figures, where the stages share their choices."""
+        return evaluate(replace(workload, stage_layers=self.layers), self.strategy)
+
+
+def best_stages(space: Space, *, own_choices: bool = False) -> UnevenStages | None:
+    """The best pipeline of a space whose stages may have any number of layers; None where none is feasible.
+
+    Args:
+        space: See `sim.optimum.spaces`; of a phase with one kind of step.
+        own_choices: Whether each stage also has choices of its own; every tuple of degrees and batch is then opened, so
+            the space should have few.
+
+    Raises:
+        ValueError: Steps with prompts and steps without are mixed, limits are kept with confidence, or the space is no
+            product of tables.
+    """
+    workload = space.workload
+    if phase_of(workload).mixes:
+        raise ValueError(f"stages are balanced for one kind of step, and phase {workload.phase!r} has two")
+    if slower(workload).guarded:
+        raise ValueError(f"stages are balanced as predicted: expected a confidence of 0.5, got {workload.confidence:g}")
+    if space.engine is not None or space.vocabulary:
+        raise ValueError("expected a space that is a product of tables, such as 'joint' or 'extended'")
+    best: UnevenStages | None = None
+    reached = 0.0
+    if not own_choices:  # equal stages are some of them
+        equal = find_best(space).evaluation
+        reached = equal.tokens_per_s_per_gpu * (1 - 1e-9) if equal else 0.0
+    heap = [(-math.inf, mesh, 0, len(space.batch) - 1) for mesh in space.meshes()]
+    bounds = None if own_choices else Bounds(space)
+    while heap:
+        bound, mesh, low, high = heapq.heappop(heap)
+        if -bound <= reached or space.batch[low] > most_sequences(workload, mesh[2]):
+            continue
+        if low < high:
+            middle = (low + high) // 2
+            for ends in ((low, middle), (middle + 1, high)):
+                heapq.heappush(heap, (-_most(space, bounds, mesh, *ends), mesh, *ends))
+            continue
+        layers, stack, state = layers_on(space, mesh, space.batch[low])
+        for pp in space.stages(mesh) if layers else ():
+            tp, cp, dp, ep = mesh
+            if layers and not degree_violations(workload, tp * cp * dp // ep, ep, pp):
+                found = _Pipelines(space, mesh, space.batch[low], layers, stack, state, own=own_choices).best(pp)
+                if found and found.tokens_per_s_per_gpu > reached:
+                    best, reached = found, found.tokens_per_s_per_gpu
+    return best
+
+
+def balanced_layers(workload: Workload, strategy: Strategy) -> tuple[int, ...] | None:
+    """How many layers each stage of a strategy best has; None where it is feasible with none.
+
+    >>> from sim.config.question import Question
+    >>> from sim.layers.heuristics import megatron_dims
+    >>> asked = Question(model="deepseek_v3", engine="none", phase="decode", isl=4000, osl=500, gpus=32)
+    >>> balanced_layers(asked.load(), Strategy(8, 1, 4, 64, megatron_dims(asked.load().model)))
+    (17, 15, 15, 14)
+    """
+    space = Space(
+        workload,
+        tp=(strategy.tp,),
+        cp=(strategy.cp,),
+        dp=() if strategy.dp is None else (strategy.dp,),
+        ep=(strategy.ep,),
+        pp=(strategy.pp,),
+        batch=(strategy.batch,),
+        choices={dim.name: (choice,) for dim, choice in zip(dims_of(workload), strategy.dims, strict=True)},
+    )
+    found = best_stages(space)
+    return found.layers if found else None
+
+
+def _most(space: Space, bounds: Bounds | None, mesh: Mesh, low: int, high: int) -> float:
+    """What pipelines of any depth reach at most with some batches, tokens/s/GPU."""
+    if bounds is None:
+        return math.inf
+    smallest, largest = space.batch[low], space.batch[high]
+    all_s = bounds.least(mesh, 1, smallest, largest, Multipliers()).value
+    if not math.isfinite(all_s):
+        return 0.0
+    state = batching(space.workload, smallest, mesh[2])
+    if state.tpot_s(0.0, 0.0) > space.workload.tpot_limit_s:
+        return 0.0
+    return bounds.tokens_per_s_per_gpu(mesh, 1, largest, all_s)
+
+
+class _Pipelines:
+    """The pipelines of one mesh and batch; arrays have a place for each combination of choices that can win, [n].
+
+    Where stages have choices of their own, combinations that leave and take the stream alike are one place: of each
+    stage the fastest that fits.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        mesh: Mesh,
+        batch: int,
+        layers: Layers,
+        stack: Stack,
+        state: Batching,
+        *,
+        own: bool,
+    ) -> None:
+        self._space, self._workload, self._mesh, self._batch = space, space.workload, mesh, batch
+        self._layers, self._stack, self._state, self._own = layers, stack, state, own
+        stream = stack[end_group(stack)].experts.layer.stream
+        self._last = layers.end(end_group(stack), stream.producer)
+        columns = [layers.end(group, op) for group, each in enumerate(stack) for op in each.experts.layer.stream.ends]
+        self._alike = np.unique(keys_of(columns), return_inverse=True)[1]
+        self._known: dict[tuple[Stage, int], tuple[Floats, Ints]] = {}
+
+    def best(self, pp: int) -> UnevenStages | None:
+        """The best of so many stages: where each ends is decided from the first stage on."""
+        layers = self._workload.model.layers
+        places = int(self._alike.max()) + 1 if self._own else len(self._last)
+        least: Floats = np.full(
+            (layers + 1, places), np.inf
+        )  # seconds of the slowest stage of the first so many layers
+        least[0] = 0.0
+        starts: list[Ints] = []  # where the stage that ends there begins
+        for stage in range(pp):
+            before, least = least, np.full_like(least, np.inf)
+            starts.append(np.zeros(least.shape, np.int64))
+            for end in [layers] if stage == pp - 1 else range(stage + 1, layers - pp + stage + 2):
+                for start in range(stage, end if stage else 1):
+                    slowest = np.maximum(before[start], self._stage(start, end, pp)[0])
+                    better = slowest < least[end]
+                    least[end, better], starts[-1][end, better] = slowest[better], start
+        place = int(least[layers].argmin())
+        slowest_s = float(least[layers, place])
+        return self._found(pp, place, slowest_s, starts) if math.isfinite(slowest_s) else None
+
+    def _found(self, pp: int, place: int, slowest_s: float, starts: Sequence[Ints]) -> UnevenStages | None:
+        state, step_s = self._state.through(pp), pp * slowest_s
+        tpot_s, ttft_s = float(state.tpot_s(step_s, step_s)), float(state.ttft_s(step_s, step_s))
+        if tpot_s > self._workload.tpot_limit_s or ttft_s > self._workload.ttft_limit_s:
+            return None
+        ends = [self._workload.model.layers]
+        for of_stage in reversed(starts):
+            ends.append(int(of_stage[ends[-1], place]))
+        ends.reverse()
+        tp, cp, dp, ep = self._mesh
+        degrees = Strategy(tp, ep, pp, self._batch, (), cp, None if (cp, dp) == (1, ep) else dp)
+        of_stages = [int(self._stage(start, end, pp)[1][place]) for start, end in itertools.pairwise(ends)]
+        dims = tuple(self._space.plain(replace(degrees, dims=self._layers.dims(each))).dims for each in of_stages)
+        strategy = replace(degrees, dims=dims[0])
+        rate = state.tokens * pp / (float(state.step_s(step_s, step_s)) * strategy.gpus)
+        return UnevenStages(
+            strategy, tuple(end - start for start, end in itertools.pairwise(ends)), dims, rate, tpot_s, ttft_s
+        )
+
+    def _stage(self, start: int, end: int, pp: int) -> tuple[Floats, Ints]:
+        """Seconds of a stage, infinite where it has no room, and of which combination, at each place."""
+        stage = stage_between(self._workload, start, end, first=start == 0, last=end == self._workload.model.layers)
+        key = (stage, pp)
+        if key not in self._known:
+            self._known[key] = self._priced(stage, pp)
+        return self._known[key]
+
+    def _priced(self, stage: Stage, pp: int) -> tuple[Floats, Ints]:
+        workload, figures, end = self._workload, self._layers.figures, end_of(self._stack)
+        met = {pair: meetings_s(self._stack, self._layers, pair) for pair, _ in stage.meetings}
+        choices, which = np.unique(self._last, return_inverse=True)
+        ends = np.array([vocabulary_seconds(end, pp, choice)[:3] for choice in choices.tolist()]).reshape(-1, 3)[which]
+        seconds = stage_s(stage, list(figures.times_s[0]), met, VocabularySeconds(*ends.T))
+        held = list(figures.weight_bytes), list(figures.kv_bytes), figures.peak_bytes
+        kinds = stage_bytes(workload, stage, pp, *held, base_of(self._stack))
+        needed, allowed = room(workload, sum(kinds), kinds[1])
+        seconds = np.where(needed <= allowed, seconds, np.inf)
+        if not self._own:
+            return seconds, np.arange(len(seconds))
+        order = np.lexsort((seconds, self._alike))
+        first = order[np.unique(self._alike[order], return_index=True)[1]]
+        return seconds[first], first
