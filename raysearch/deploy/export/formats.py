@@ -103,7 +103,7 @@ register_exporter(
 )
 register_exporter(
     "llm-d",
-    "Helm values of llm-d-modelservice",
+    "Kubernetes resources of llm-d and values of its router",
     "raysearch.deploy.export.llm_d:export",
     "raysearch.deploy.export.llm_d:export_pools",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -19,11 +20,13 @@ from sim.workload import Workload
 from tests.questions import question_about
 
 SCHEMAS = json.loads((Path(__file__).parent / "kubernetes.json").read_text())
-VLLM_OPTIONS = set(read_capability("vllm", "0.33.0").options)
 
 
-def deployment(engine: str, strategy: dict[str, int], replicas: int = 2, phase: str = "serve") -> Deployment:
-    asked = question_about("deepseek_v3", isl=4000, osl=500, phase=phase, engine=engine, gpus=64)
+def deployment(
+    engine: str, strategy: dict[str, int], replicas: int = 2, phase: str = "serve", version: str | None = None
+) -> Deployment:
+    said = {"engine": engine, "gpus": 64} | ({"engine_version": version} if version else {})
+    asked = question_about("deepseek_v3", isl=4000, osl=500, phase=phase, **said)
     workload: Workload = asked.load()
     dims = megatron_dims(workload.model)
     return Deployment(workload, Strategy(pp=1, batch=64, dims=dims, **strategy), "deepseek-ai/DeepSeek-V3", replicas)
@@ -99,7 +102,20 @@ def _worker_args(asked: Deployment) -> list[str]:
     return resource["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]["args"]
 
 
-def test_llm_d_takes_both_pools_as_one_release_with_a_proxy_before_decode() -> None:
+def llm_d(asked: Deployment) -> dict[str, Any]:
+    """The resource that is applied, checked against its schema."""
+    resource = yaml.safe_load(exporter("llm-d")(asked).files["llm-d.yaml"])
+    jsonschema.validate(resource, SCHEMAS["llm_d"]["schema"])
+    return resource
+
+
+def pods_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """Pod specs of a replica, the leader's first where it has one of its own."""
+    group = spec.get("leaderWorkerTemplate", {"workerTemplate": spec.get("template")})
+    return [group[name]["spec"] for name in ("leaderTemplate", "workerTemplate") if name in group]
+
+
+def test_llm_d_takes_both_pools_as_roles_with_a_proxy_before_decode() -> None:
     export_pools = pools_exporter("llm-d")
     assert export_pools is not None
     pools = {
@@ -107,16 +123,30 @@ def test_llm_d_takes_both_pools_as_one_release_with_a_proxy_before_decode() -> N
         "decode": deployment("vllm", TWO_NODES, phase="decode"),
     }
     made = export_pools(pools)
-    values = yaml.safe_load(made.files["llm-d-values.yaml"])
-    jsonschema.validate(values, SCHEMAS["llm_d"]["schema"])
-    assert [(values[role]["create"], values[role]["replicas"]) for role in pools] == [(True, 3), (True, 2)]
-    assert len([note for note in made.notes if note.startswith("helm install")]) == 1
-    assert values["routing"]["proxy"] == {"enabled": True, "targetPort": 8200}
-    prefill, decode = (values[role]["containers"][0] for role in pools)
-    assert "--port 8000" in " ".join(prefill["args"])
-    assert "--port 8200" in " ".join(decode["args"])
-    for container in (prefill, decode):
-        assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in [each["name"] for each in container["env"]]
+    resource = yaml.safe_load(made.files["llm-d.yaml"])
+    jsonschema.validate(resource, SCHEMAS["llm_d"]["schema"])
+    prefill, decode = resource["spec"]["roles"]
+    assert [(role["name"], role["spec"]["replicas"]) for role in (prefill, decode)] == [("prefill", 3), ("decode", 2)]
+    assert [role["spec"]["leaderWorkerTemplate"]["size"] for role in (prefill, decode)] == [1, 2]
+    (before,) = pods_of(decode["spec"])[0]["initContainers"]
+    assert "--data-parallel-size=8" in before["args"]
+    assert [port["containerPort"] for port in before["ports"]] == [*range(8000, 8008)]
+    assert "initContainers" not in pods_of(prefill["spec"])[0]
+    for role, port in ((prefill, "8000"), (decode, "8200")):
+        (container,) = pods_of(role["spec"])[0]["containers"]
+        assert container["args"][container["args"].index("--port") + 1] == port
+        assert {"VLLM_NIXL_SIDE_CHANNEL_HOST", "HF_TOKEN"} <= {each["name"] for each in container["env"]}
+        transfer = json.loads(container["args"][container["args"].index("--kv-transfer-config") + 1])
+        assert transfer["kv_role"] == {"8000": "kv_producer", "8200": "kv_consumer"}[port]
+    router = yaml.safe_load(made.files["llm-d-router-values.yaml"])["router"]
+    found = router["modelServers"]["matchLabels"].items()
+    for role in (prefill, decode):
+        labels = role["spec"]["leaderWorkerTemplate"]["workerTemplate"]["metadata"]["labels"]
+        assert found <= labels.items()
+        assert labels["llm-d.ai/role"] == role["name"]
+    config = yaml.safe_load(router["epp"]["pluginsCustomConfig"][router["epp"]["pluginsConfigFile"]])
+    plugins = {each["type"] for each in config["plugins"]}
+    assert {each["pluginRef"] for profile in config["schedulingProfiles"] for each in profile["plugins"]} <= plugins
 
 
 @pytest.mark.parametrize("target", ["dynamo", "llm-d"])
@@ -124,7 +154,7 @@ def test_pods_know_the_layers_of_stages_that_are_not_alike(target: str) -> None:
     pipeline = deployment("vllm", {"tp": 8, "ep": 8, "dp": 1})
     two = replace(pipeline, strategy=replace(pipeline.strategy, pp=2))  # 61 layers
     assert "VLLM_PP_LAYER_PARTITION" not in next(iter(exporter(target)(pipeline).files.values()))
-    (text,) = exporter(target)(two).files.values()
+    text = next(iter(exporter(target)(two).files.values()))
     assert two.layer_partition in ("31,30", "30,31")
     assert "name: VLLM_PP_LAYER_PARTITION\n" in text
     assert f"value: {two.layer_partition}\n" in text
@@ -139,18 +169,16 @@ def test_a_pod_takes_a_host_of_a_rack() -> None:
     worker = yaml.safe_load(exporter("dynamo")(rack).files["dynamo.yaml"])["spec"]["components"][1]
     assert worker["multinode"]["nodeCount"] == 2
     assert worker["podTemplate"]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "4"}
-    values = yaml.safe_load(exporter("llm-d")(rack).files["llm-d-values.yaml"])
-    assert values["multinode"]
-    assert values["decode"]["parallelism"] == {"tensor": 1, "data": 8, "dataLocal": 4, "workers": 2}
+    resource = llm_d(rack)
+    assert resource["spec"]["leaderWorkerTemplate"]["size"] == 2
+    (container,) = pods_of(resource["spec"])[0]["containers"]
+    assert container["args"][container["args"].index("--data-parallel-size-local") + 1] == "4"
 
 
 def test_pods_of_amd_s_gpus_ask_for_these_with_an_image_that_runs_there() -> None:
     workload = question_about("qwen3_32b", "mi300x", "serve", isl=4000, osl=500, engine="vllm").load()
     amd = Deployment(workload, Strategy(8, 1, 1, 64, megatron_dims(workload.model)), "m")
-    values = yaml.safe_load(exporter("llm-d")(amd).files["llm-d-values.yaml"])
-    jsonschema.validate(values, SCHEMAS["llm_d"]["schema"])
-    container = values["decode"]["containers"][0]
-    assert values["accelerator"] == {"type": "amd"}
+    (container,) = pods_of(llm_d(amd)["spec"])[0]["containers"]
     assert container["resources"]["limits"] == {"amd.com/gpu": "8"}
     assert container["image"].startswith("vllm/vllm-openai-rocm:")
     with pytest.raises(ValueError, match="it runs on NVIDIA GPUs alone, not on mi300x; export to the engine"):
@@ -162,18 +190,35 @@ def test_pods_of_amd_s_gpus_ask_for_these_with_an_image_that_runs_there() -> Non
 
 
 @pytest.mark.parametrize("strategy", [ONE_NODE, TWO_NODES, {"tp": 16, "ep": 16, "dp": 1}])
-def test_llm_d_takes_the_values(strategy: dict[str, int]) -> None:
-    asked = deployment("vllm", strategy)
-    values = yaml.safe_load(exporter("llm-d")(asked).files["llm-d-values.yaml"])
-    jsonschema.validate(values, SCHEMAS["llm_d"]["schema"])
-    container, parallelism = values["decode"]["containers"][0], values["decode"]["parallelism"]
-    gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
-    assert gpus == parallelism["tensor"] * parallelism["dataLocal"]  # as the chart counts a worker's
-    assert gpus * parallelism["workers"] == asked.strategy.gpus
-    assert values["multinode"] == (asked.strategy.gpus > 8)
-    options = {word for word in " ".join(container["args"]).split() if word.startswith("--")} - {"--"}
-    assert options <= VLLM_OPTIONS | {"--port", "--headless"}
-    assert ("--headless" in options) == values["multinode"]
+@pytest.mark.parametrize("version", ["0.23.0", "0.32.0", None])
+def test_llm_d_takes_the_resource(strategy: dict[str, int], version: str | None) -> None:
+    asked = deployment("vllm", strategy, version=version)
+    resource, nodes = llm_d(asked), asked.strategy.gpus // 8
+    assert resource["kind"] == ("Deployment" if nodes == 1 else "LeaderWorkerSet")
+    pods = pods_of(resource["spec"])
+    assert len(pods) == (2 if nodes > 1 and strategy["dp"] == 1 else 1)  # ranks that answer apart are all alike
+    known = read_capability("vllm", version or "0.26.0")
+    for pod in pods:
+        (container,) = pod["containers"]
+        assert container["image"] == f"vllm/vllm-openai:v{known.version}"
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+        told = [word for word in container["args"] if word.startswith("--")]
+        assert set(told) <= set(known.options)
+        assert pod["volumes"][0]["emptyDir"]["medium"] == "Memory"
+    (first,) = pods[0]["containers"]
+    probed = first["startupProbe"]["httpGet"]["port"]
+    ports = [each["containerPort"] for each in first["ports"]]
+    assert (probed in ports) == (strategy != TWO_NODES)  # else the supervisor's, behind those of the ranks
+    assert probed == (8008 if strategy == TWO_NODES else 8000)
+
+
+def test_llm_d_refuses_what_its_image_cannot_be_told() -> None:
+    with pytest.raises(
+        ValueError, match=r"vLLM 0\.19\.1: it has no option --data-parallel-multi-port-external-lb: name"
+    ):
+        exporter("llm-d")(deployment("vllm", TWO_NODES, version="0.19.1"))
+    with pytest.raises(ValueError, match=r"options of vLLM 0\.12\.0 were not read, but those of 0\.19\.1"):
+        exporter("llm-d")(deployment("vllm", ONE_NODE, version="0.12.0"))
 
 
 def test_dynamo_says_which_engines_it_runs() -> None:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -161,18 +160,16 @@ def test_pods_start_their_program_with_the_words_that_were_meant(
 ) -> None:
     made = exporter(target)(deployment(target, path, model))
     assert made.command is None
-    (text,) = made.files.values()
-    told = yaml.safe_load(text)
+    told = yaml.safe_load(next(iter(made.files.values())))
     if target == "dynamo":
         container = told["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]
         resource_name = told["metadata"]["name"]
     else:
-        container = told["decode"]["containers"][0]
-        assert told["modelArtifacts"]["name"] == path
-        assert unquote(told["modelArtifacts"]["uri"].removeprefix("hf://")) == path
-        resource_name = told["modelArtifacts"]["labels"]["llm-d.ai/model"]
+        container = told["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]
+        resource_name = told["metadata"]["labels"]["llm-d.ai/model"]
     assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", resource_name)
-    variables = {each["name"]: each["value"] for each in container.get("env", [])} | {"HOME": "/root"}
+    stated = [each for each in container.get("env", []) if "value" in each]
+    variables = {each["name"]: each["value"] for each in stated} | {"HOME": "/root"}
     nodes = {"LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "leader"}
     script = [in_kubernetes(word, variables) for word in container["command"] + container["args"]]
     found, _ = started(stubs, script, **{name: in_kubernetes(each, {}) for name, each in variables.items()}, **nodes)
@@ -181,7 +178,7 @@ def test_pods_start_their_program_with_the_words_that_were_meant(
     if target == "llm-d":
         assert found[found.index("--data-parallel-start-rank") + 1] == "4"  # of the second node's
         assert found[found.index("--data-parallel-address") + 1] == "leader"
-        assert "--headless" in found
+        assert "--data-parallel-multi-port-external-lb" in found
 
 
 @pytest.mark.parametrize("target", ["jax", "dtensor"])
