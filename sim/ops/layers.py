@@ -194,14 +194,14 @@ def registered_ops(model: Model) -> tuple[str, ...]:
 
 
 def all_operations() -> dict[str, Operation]:
-    """Every operation by name: those of `sim.sharding.operations`, every einsum of the two layers, registered ops'."""
+    """Every operation that can be executed, by name: those of `sim.sharding.operations`, einsums, registered ops'."""
     einsums = {
         f"{name}_{op.name}" if "ffn" in op.name else op.name: op.operation
         for name, layer in (("dense", DENSE_LAYER), ("moe", MOE_LAYER))
         for op in layer.ops
         if op.kind == "einsum"
     }
-    registered = {name: each.op.operation for name, each in _REGISTERED.items()}
+    registered = {name: each.op.operation for name, each in _REGISTERED.items() if not each.op.operation.opaque}
     return OPERATIONS | {"moe_activation": activation_operation("ecf")} | einsums | registered
 
 
@@ -233,7 +233,8 @@ def register_op(
 
     Args:
         op: All that is known of it.
-        rules: Of the operation's kind, where it is a new one. They are proved before anything is added.
+        rules: Of the operation's kind, where it is a new one. They are proved before anything is added, unless the
+            operation is opaque.
         where: Which of the layers that leave its inputs have it.
 
     Raises:
@@ -260,7 +261,8 @@ def register_op(
         add_rules(op.operation.kind, *rules)
     try:
         for found in rules_of(op.operation, (Shard(0),)):
-            prove(op.operation, found)
+            if not op.operation.opaque:
+                prove(op.operation, found)
         for label in op.labels:
             label_rule(op.operation, label)
         for group, layer in _IN_USE.items():

@@ -41,6 +41,7 @@ class Operation:
         free: Letters over which it works slice by slice, so that each may be sharded anyhow.
         sizes: Sizes of letters that cannot be just any size.
         domains: What each operand may be; any real numbers by default.
+        opaque: Whether nobody can compute it here: its rules are believed, not proved.
         operands: Letters of each operand.
         result: Letters of the result.
     """
@@ -51,6 +52,7 @@ class Operation:
     free: str
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
     domains: tuple[Domain, ...] = ()
+    opaque: bool = False
     operands: tuple[str, ...] = field(init=False)
     result: str = field(init=False)
 
