@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from sim.prices.hardware import Hardware
@@ -61,42 +63,64 @@ class Stated(NamedTuple):
     because: str
 
 
-def step_interval(
-    hardware: Hardware, engine: str | None, model: str, *, moe: bool, prompt_share: float, kernels: Interval
-) -> Stated:
-    """The interval of measured over predicted time of steps, and so of the time per output token.
+@dataclass(frozen=True, slots=True)
+class StepInterval:
+    """The interval of measured over predicted time of steps, and so of the time per output token, on one machine.
 
     Residuals of serving runs hold the errors of their kernels. What a strategy's own err beyond those comes on top, and
     so does the whole of what efficiencies of another machine may be off, as if independent. [assumed]
+
+    Attributes:
+        serving: That of serving runs, by the share of the time that prompts take: of a token's time other requests', of
+            a first token's 1.
+        usual: What kernels put into it.
+        carried: Of the efficiencies of another machine; None where they are this one's.
+        because: See `Stated`.
+    """
+
+    serving: Callable[[float], Interval]
+    usual: Interval
+    carried: Interval | None
+    because: str
+
+    def factors(self, prompt_share: float, kernels: Interval) -> Interval:
+        """The interval; `kernels`: of `Trust`."""
+        if self.carried is None:
+            return on_top(self.serving(prompt_share), kernels, self.usual)
+        return together(on_top(self.serving(prompt_share), apart(kernels, self.carried), self.usual), self.carried)
+
+    def stated(self, prompt_share: float, kernels: Interval) -> Stated:
+        """The same with what makes it wider."""
+        return Stated(self.factors(prompt_share, kernels), self.because)
+
+
+def step_interval(hardware: Hardware, engine: str | None, model: str, *, moe: bool) -> StepInterval:
+    """The interval of a model under an engine.
 
     Args:
         hardware: The machine.
         engine: Whose own time is charged; None for the bare machine.
         model: Its name.
         moe: Whether it has experts.
-        prompt_share: Share of the time that prompts take: of a token's time other requests', of a first token's 1.
-        kernels: Of `Trust`.
     """
     errors, curves = hardware.errors, hardware.curves
     runs = errors.runs
     if runs is None:
-        return Stated(
-            on_top(error_interval(errors.serving), kernels, EXACT), "no serving run of this machine was measured"
-        )
+        same = error_interval(errors.serving)
+        return StepInterval(lambda _: same, EXACT, None, "no serving run of this machine was measured")
     if engine is None:
         widths, because = runs.bare, "no engine is named, whose own time would come on top"
     elif model in runs.models.get(engine, runs.models.get(engine.partition("<")[0], frozenset())):
         widths, because = runs.measured, ""
     else:
         widths, because = runs.unmeasured, f"no serving run of {model} under {engine} was measured"
-    serving = widths.at(prompt_share, moe=moe)
+    serving = partial(widths.at, moe=moe)
     if curves is None or not (curves.other_machine and curves.calibration.carries_serving):
-        return Stated(on_top(serving, kernels, runs.kernels), because)
-    carried = curves.carried_over.interval
+        return StepInterval(serving, runs.kernels, None, because)
     what = "what was not measured here is" if curves.rest else "efficiencies and serving runs are those"
     unknown = f"{what} of {curves.other_machine}, not of {hardware.name}"
-    factors = together(on_top(serving, apart(kernels, carried), runs.kernels), carried)
-    return Stated(factors, "; ".join(filter(None, (unknown, because))))
+    because = "; ".join(filter(None, (unknown, because)))
+    return StepInterval(serving, runs.kernels, curves.carried_over.interval, because)
 
 
 def on_top(serving: Interval, kernels: Interval, usual: Interval) -> Interval:

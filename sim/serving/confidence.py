@@ -16,7 +16,8 @@ import numpy as np
 from sim.arrays import Floats
 from sim.evaluation import quantile
 from sim.prices.priced import EXACT, Interval
-from sim.prices.trust import step_interval
+from sim.prices.trust import StepInterval
+from sim.step.breakdown import interval_of
 from sim.workload import EVEN_ODDS, Workload
 
 ROUNDING = 1e-9
@@ -53,14 +54,14 @@ class Slower:
 
     def token(self, prompt_share: float) -> float:
         """The factor of the time per token, of which prompts take a share."""
-        return _factor(self.workload, prompt_share) if self.guarded else 1.0
+        return _factor(self.workload, interval_of(self.workload), prompt_share) if self.guarded else 1.0
 
     def tokens(self, prompt_shares: Floats) -> Floats:
         """The same of many shares `[n]`, to the last bit."""
         if not self.guarded:
             return np.ones_like(prompt_shares)
-        shares = prompt_shares.tolist()
-        known = {share: _factor(self.workload, share) for share in set(shares)}
+        shares, interval = prompt_shares.tolist(), interval_of(self.workload)
+        known = {share: _factor(self.workload, interval, share) for share in set(shares)}
         return np.array([known[share] for share in shares], np.float64)
 
     def tokens_about(self, prompt_shares: Floats) -> Floats:
@@ -73,12 +74,8 @@ ABOUT = 1e-6
 _PLACES = 513
 
 
-def _factor(workload: Workload, prompt_share: float) -> float:
-    engine, moe = workload.engine.runs if workload.engine else None, workload.model.is_moe
-    stated = step_interval(
-        workload.hardware, engine, workload.model.name, moe=moe, prompt_share=prompt_share, kernels=EXACT
-    )
-    return quantile(workload.confidence, 1.0, stated.factors)
+def _factor(workload: Workload, interval: StepInterval, prompt_share: float) -> float:
+    return quantile(workload.confidence, 1.0, interval.factors(prompt_share, EXACT))
 
 
 @lru_cache(maxsize=1024)
@@ -91,18 +88,18 @@ def _table(workload: Workload) -> tuple[Floats, Floats]:
 def slower(workload: Workload) -> Slower:
     """The factors of a workload; all are 1 at even odds, and where no latency is limited."""
     guarded = workload.confidence > EVEN_ODDS and min(workload.tpot_slo_s, workload.ttft_slo_s) < math.inf
-    return Slower(workload, _factor(workload, 0.0), _factor(workload, 1.0), guarded) if guarded else Slower(workload)
+    if not guarded:
+        return Slower(workload)
+    least, first = (_factor(workload, interval_of(workload), share) for share in (0.0, 1.0))
+    return Slower(workload, least, first, guarded)
 
 
 def surely_kept(workload: Workload, tpot_s: float, ttft_s: float, prompt_share: float, longest: float) -> bool:
     """Whether limits hold beyond any rounding though a strategy's own kernels may be off by a factor in few cases."""
-    engine, model = workload.engine.runs if workload.engine else None, workload.model
+    interval, own = interval_of(workload), (1.0, longest * (1 + ROUNDING))
     limits_s = (tpot_s, workload.tpot_limit_s, prompt_share), (ttft_s, workload.ttft_limit_s, 1.0)
     for predicted_s, limit_s, share in limits_s:
-        own = 1.0, longest * (1 + ROUNDING)
-        low, high = step_interval(
-            workload.hardware, engine, model.name, moe=model.is_moe, prompt_share=share, kernels=own
-        ).factors
+        low, high = interval.factors(share, own)
         if quantile(workload.confidence, predicted_s, (low * predicted_s, high * predicted_s)) > limit_s:
             return False
     return True

@@ -18,7 +18,7 @@ from sim.ops.rank import Rank, Work
 from sim.prices.collectives import Collective
 from sim.prices.priced import PricedKernel, together
 from sim.prices.roofline import KernelTime
-from sim.prices.trust import Stated, Trust, step_interval, trust_of
+from sim.prices.trust import Stated, StepInterval, Trust, step_interval, trust_of
 from sim.sharding.placement import PARTIAL
 from sim.step.attention_expert_meshes import Sides, sides_of_strategy
 from sim.step.costs import OpParts, seconds
@@ -73,16 +73,19 @@ def trusted(
 ) -> tuple[Trust, Stated, Stated]:
     """How far to trust the steps, and the intervals of the time per token and of that to the first one."""
     trust = trust_of(workload.hardware, _priced_kernels(workload, strategy, loads))
-    engine = workload.engine.runs if workload.engine else None
-    moe, name = workload.model.is_moe, workload.model.name
-    stated, first = (
-        step_interval(workload.hardware, engine, name, moe=moe, prompt_share=share, kernels=trust.kernels)
-        for share in (prompt_share, 1.0)
-    )
+    interval = interval_of(workload)
+    stated, first = (interval.stated(share, trust.kernels) for share in (prompt_share, 1.0))
     if workload.speculation and workload.speculation.spread:
         factor = 1 + workload.speculation.spread
         stated = stated._replace(factors=together(stated.factors, (1 / factor, factor)))
     return trust, stated, first
+
+
+@lru_cache(maxsize=1024)
+def interval_of(workload: Workload) -> StepInterval:
+    """The interval of a workload's steps."""
+    engine, model = workload.engine.runs if workload.engine else None, workload.model
+    return step_interval(workload.hardware, engine, model.name, moe=model.is_moe)
 
 
 def _priced_kernels(workload: Workload, strategy: Strategy, loads: Sequence[Load]) -> list[PricedKernel]:

@@ -24,7 +24,7 @@ ERRORS = ErrorModel(0.1, 0.35, 0.3, RUNS)
 
 
 def stated(engine: str | None = "vllm", model: str = "known", kernels: tuple[float, float] = EXACT, share: float = 0.2):
-    return step_interval(machine(ERRORS), engine, model, moe=False, prompt_share=share, kernels=kernels)
+    return step_interval(machine(ERRORS), engine, model, moe=False).stated(share, kernels)
 
 
 def machine(errors: ErrorModel) -> Hardware:
@@ -39,7 +39,7 @@ def test_what_efficiencies_of_another_machine_may_be_off_comes_on_top_whole() ->
     usual = together(
         RUNS.kernels, carried
     )  # kernels as sure as those of the runs, on the machine that they were measured on
-    found = step_interval(other, "vllm", "known", moe=False, prompt_share=0.2, kernels=usual)
+    found = step_interval(other, "vllm", "known", moe=False).stated(0.2, usual)
     assert found.factors == pytest.approx(together(NARROW.at(0.2, moe=False), carried))
     assert found.because == "efficiencies and serving runs are those of h100_sxm, not of mi300x"
 
@@ -58,7 +58,7 @@ def test_a_measured_model_has_the_narrow_interval_and_others_a_wider_one_with_th
 
 def test_without_serving_runs_the_interval_is_wide_and_says_why() -> None:
     errors = replace(ERRORS, serving=0.35, runs=None)
-    found = step_interval(machine(errors), "vllm", "known", moe=False, prompt_share=0.2, kernels=EXACT)
+    found = step_interval(machine(errors), "vllm", "known", moe=False).stated(0.2, EXACT)
     assert found.factors == pytest.approx(error_interval(0.35))
     assert "no serving run of this machine" in found.because
 
