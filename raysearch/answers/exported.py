@@ -13,6 +13,7 @@ from raysearch.base.file_io import strategy_dict, write_together
 from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.formats import exporter, pools_exporter
+from raysearch.deploy.export.pool_services import transfer_notes
 from raysearch.deploy.export.source import read_deployments, stated_deployments
 from sim.config.code import Origin
 from sim.config.question import Question
@@ -67,6 +68,8 @@ class ExportResult(Result):
             made = {"": together(deployments)} if together else {p: write(each) for p, each in deployments.items()}
         except ValueError as error:
             raise InputError(f"{to} cannot run it: {error}") from error
+        pool, last = made.popitem()
+        made[pool] = replace(last, notes=(*last.notes, *transfer_notes(deployments, _engine_of(deployments, to))))
         return cls(to, deployments, made)
 
     def measured_by(self, tool: str) -> ExportResult:
@@ -163,6 +166,12 @@ class ExportResult(Result):
     def write(self, folder: str | Path) -> None:
         """Writes its files, all or none."""
         write_together(Path(folder), {path: text.encode() for path, text in self.files.items()})
+
+
+def _engine_of(deployments: Mapping[str, Deployment], to: str) -> str:
+    """The engine that a target runs: its own, or of Dynamo the workload's."""
+    charged = next(iter(deployments.values())).workload.engine
+    return {"llm-d": "vllm", "dynamo": charged.family if charged else "vllm"}.get(to, to)
 
 
 def deployments_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -20,12 +21,15 @@ from sim.config.fields import Count
 from sim.config.files import first_error_text
 from sim.config.question import Question
 from sim.json_object import JsonObject
+from sim.layers.mixers import GroupedAttention
 from sim.pools.traffic import Traffic, TrafficKind, workload_of
 from sim.strategy import Strategy
 from sim.strategy_checks import check_strategy
 from sim.workload import Workload
 
 POOLS_FILE = "pools.json"
+STAGING = "SGLANG_DISAGG_STAGING_BUFFER"
+"""Variable of SGLang by which pools of unequal tensor parallelism exchange caches."""
 _EXPORTED = ("one", "apart")
 """Ways that an engine can be told."""
 
@@ -130,6 +134,29 @@ def pair_deployments(
         longest = Deployment(workload, strategy, served_model).longest  # of whole requests, in either pool
         found[phase] = Deployment(served, strategy, served_model, pool.replicas, longest_request=longest)
     return found
+
+
+def transfer_notes(pools: Mapping[str, Deployment], engine: str) -> list[str]:
+    """What an engine needs of pools whose tensor parallelism differs, if keys and values are cut by it.
+
+    Source: docs/operations/disaggregation of llm-d, of vLLM 0.25 and 0.26: with NIXL a decode pool crashes that has
+    less tensor parallelism than its prefill pool, where heads of keys and values are repeated; its guide for SGLang.
+    """
+    if set(pools) != {"prefill", "decode"}:
+        return []
+    prefill, decode = (pools[name].strategy.tp * pools[name].strategy.cp for name in ("prefill", "decode"))
+    mixers = [group.attention for group in pools["decode"].workload.model.groups]
+    cut = [each for each in mixers if isinstance(each, GroupedAttention)]
+    if prefill == decode or not cut:
+        return []
+    if engine == "sglang":
+        return [f"set {STAGING}=1 in both pools: heads are cut over {prefill} GPUs in one, over {decode} in the other"]
+    if engine == "vllm" and prefill > decode and prefill > min(each.kv_heads for each in cut):
+        why = "which crashed the decode pool of vLLM 0.25 and 0.26 where heads are repeated"
+        return [
+            f"prefill has tp {prefill}, decode tp {decode}, {why}: give decode as much, or take another alternative"
+        ]
+    return []
 
 
 def _strategy(served: Workload, pool: StoredOption) -> Strategy:

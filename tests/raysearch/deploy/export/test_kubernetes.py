@@ -11,9 +11,11 @@ import jsonschema
 import pytest
 import yaml
 
+from raysearch.answers.exported import ExportResult
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.engine_words import read_capability
 from raysearch.deploy.export.formats import exporter, pools_exporter
+from raysearch.deploy.export.pool_services import transfer_notes
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -219,6 +221,34 @@ def test_llm_d_refuses_what_its_image_cannot_be_told() -> None:
         exporter("llm-d")(deployment("vllm", TWO_NODES, version="0.19.1"))
     with pytest.raises(ValueError, match=r"options of vLLM 0\.12\.0 were not read, but those of 0\.19\.1"):
         exporter("llm-d")(deployment("vllm", ONE_NODE, version="0.12.0"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "prefill", "decode", "says"),
+    [
+        ("vllm", 8, 1, "prefill has tp 8, decode tp 1"),  # 4 heads of keys and values
+        ("vllm", 2, 1, ""),
+        ("vllm", 1, 8, ""),
+        ("sglang", 1, 8, "SGLANG_DISAGG_STAGING_BUFFER=1 in both pools"),
+        ("sglang", 8, 8, ""),
+    ],
+)
+def test_pools_of_unequal_tensor_parallelism_say_what_their_engine_needs(
+    engine: str, prefill: int, decode: int, says: str
+) -> None:
+    pools = {}
+    for phase, tp in (("prefill", prefill), ("decode", decode)):
+        workload = question_about("qwen3_235b_a22b", isl=4000, osl=500, phase=phase, engine=engine, gpus=8).load()
+        pools[phase] = Deployment(workload, Strategy(tp, 8, 1, 64, megatron_dims(workload.model), 1, 8 // tp), "m")
+    found = transfer_notes(pools, engine)
+    assert bool(found) == bool(says)
+    assert says in " ".join(found)
+    notes = list(ExportResult.of(pools, "dynamo").remarks())
+    assert says in " ".join(notes)
+    assert not transfer_notes({"": pools["decode"]}, engine)
+    latent = {name: deployment(engine, ONE_NODE, phase=name) for name in pools}
+    latent["decode"] = replace(latent["decode"], strategy=replace(latent["decode"].strategy, tp=1, dp=8))
+    assert not transfer_notes(latent, engine)  # every GPU has the whole cache
 
 
 def test_dynamo_says_which_engines_it_runs() -> None:

@@ -1,7 +1,10 @@
-"""Exported commands before the engines' own argument parsers, where a Python that has an engine is named.
+"""Exported commands before the engines' own parsers and checks, where a Python that has an engine is named.
 
-python -m venv /tmp/engine && /tmp/engine/bin/pip install sglang==0.5.23
-RAYSEARCH_SGLANG_PYTHON=/tmp/engine/bin/python pytest -m slow tests/raysearch/deploy/export/test_parsers.py
+    python -m venv /tmp/engine && /tmp/engine/bin/pip install sglang==0.5.23
+    RAYSEARCH_SGLANG_PYTHON=/tmp/engine/bin/python pytest -m slow tests/raysearch/deploy/export/test_parsers.py
+
+No GPU is needed: SGLang resolves and checks its configuration for --device cuda from a model's config.json alone. An
+unpacked wheel on PYTHONPATH does as well as an installed one.
 """
 
 from __future__ import annotations
@@ -9,80 +12,124 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.formats import exporter
-from sim.strategy import Strategy
-from tests.raysearch.deploy.export.test_engines import served, some_strategies
+from tests.raysearch.deploy.export.test_engine_words import cases
 
 PARSERS = {
     "vllm": """
-from vllm.entrypoints.common.cli_args import make_arg_parser
+from vllm import __version__ as version
+import importlib, importlib.util
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-parser = make_arg_parser(FlexibleArgumentParser())
+places = [f"vllm.entrypoints.{each}.cli_args" for each in ("common", "launchers", "openai")]
+place = next(each for each in places if importlib.util.find_spec(each))
+parser = importlib.import_module(place).make_arg_parser(FlexibleArgumentParser())
+def check(told):
+    pass
 """,
     "sglang": """
+import importlib.abc, importlib.machinery, importlib.util, sys, unittest.mock
+class Pictures(importlib.abc.MetaPathFinder, importlib.abc.Loader):  # which no option needs
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == "torchvision":
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+    def create_module(self, spec):
+        module = unittest.mock.MagicMock()
+        module.__path__, module.__spec__, module.__version__ = [], spec, "0"
+        return module
+    def exec_module(self, module):
+        pass
+if not importlib.util.find_spec("torchvision"):
+    sys.meta_path.append(Pictures())
 from argparse import ArgumentParser
 from sglang.srt.server_args import ServerArgs
+from sglang.version import __version__ as version
 parser = ArgumentParser()
 ServerArgs.add_cli_args(parser)
+def check(told):
+    from sglang.srt.arg_groups.validation_hook import check_server_args
+    args = ServerArgs.from_cli_args(told)
+    args.resolve_once()
+    check_server_args(args)
 """,
 }
-"""What makes `parser` in each engine."""
-
+"""What makes `parser` in each engine, and what checks what was parsed."""
+_BESIDE = {"vllm": (), "sglang": ("--device", "cuda", "--skip-tokenizer-init")}
 _PARSE = """
 import json, sys
-for words in json.load(sys.stdin):
-    print("parsed:", json.dumps(vars(parser.parse_args(words)), default=str))
+print("version:", json.dumps(version))
+for words, whole in json.load(sys.stdin):
+    told = parser.parse_args(words)
+    print("parsed:", json.dumps(vars(told), default=str))
+    if whole:
+        check(told)
+        print("checked:", json.dumps(words))
 """
+_CONFIGS = {
+    "deepseek-ai/DeepSeek-V3": "deepseek-ai--DeepSeek-V3",
+    "Qwen/Qwen3-235B-A22B-FP8": "Qwen--Qwen3-235B-A22B-FP8",
+    "meta-llama/Llama-3.1-70B-Instruct": "meta-llama--Meta-Llama-3.1-70B",
+}
+"""Where an optional package has the configuration of weights; files of others would have to be fetched."""
 
 
-def parsed(engine: str, commands: list[list[str]]) -> list[dict[str, Any]]:
-    """The engine's own reading of each command's options."""
+def ran(engine: str, commands: list[tuple[list[str], bool]]) -> dict[str, list[Any]]:
+    """What the engine prints of each command, by the first word of a line."""
     python = os.environ.get(f"RAYSEARCH_{engine.upper()}_PYTHON")
     if not python:
         pytest.skip(f"RAYSEARCH_{engine.upper()}_PYTHON names no Python that has {engine}")
-    ran = subprocess.run(
+    done = subprocess.run(
         [python, "-c", PARSERS[engine] + _PARSE],
         input=json.dumps(commands),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1200,
     )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("parsed: ")]
-    return [json.loads(line.removeprefix("parsed: ")) for line in lines]
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, list[Any]] = {"version": [], "parsed": [], "checked": []}
+    for line in done.stdout.splitlines():
+        kind, _, text = line.partition(": ")
+        if kind in found:
+            found[kind].append(json.loads(text))
+    return found
 
 
-def gpus_told(engine: str, told: Mapping[str, Any]) -> int:
-    """GPUs of one replica, by the options that were read."""
-    if engine == "vllm":
-        return told["tensor_parallel_size"] * told["pipeline_parallel_size"] * told["data_parallel_size"]
-    return told["tp_size"] * told["pp_size"]
+def words_of(engine: str, deployment: Deployment, configs: Path) -> tuple[list[str], bool]:
+    """What stands behind the program, and whether the model's configuration lies where it says."""
+    command = exporter(engine)(deployment).command
+    assert command is not None
+    words = [word if isinstance(word, str) else f"0{word.suffix}" for word in command.words]
+    start = next(at for at, word in enumerate(words) if word in ("serve", "sglang.launch_server"))
+    config = configs / f"{_CONFIGS.get(str(deployment.served_model))}_config.json"
+    return [*words[start + 1 :], *_BESIDE[engine]], config.is_file()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", PARSERS)
-def test_the_engine_s_own_parser_reads_what_is_exported(engine: str) -> None:
-    workloads = [
-        served("qwen3_235b_a22b"),
-        served("deepseek_v3", chunk_tokens=2048, weights="fp8_block"),
-        served("qwen3_32b", phase="prefill"),
-    ]
-    cases: list[tuple[Strategy, list[str]]] = []
-    for workload in workloads:
-        for strategy in some_strategies(engine, workload, 8):
-            command = exporter(engine)(Deployment(workload, strategy, "org/model")).command
-            assert command is not None
-            words = [word if isinstance(word, str) else f"0{word.suffix}" for word in command.words]
-            start = next(at for at, word in enumerate(words) if word in ("serve", "sglang.launch_server"))
-            cases.append((strategy, words[start + 1 :]))
-    found = parsed(engine, [words for _, words in cases])
-    assert len(found) == len(cases)
-    for (strategy, words), told in zip(cases, found, strict=True):
-        assert gpus_told(engine, told) == strategy.gpus, words
-        assert "org/model" in (told.get("model_tag"), told.get("model_path"), told.get("model")), words
+def test_the_engine_s_own_parser_and_checks_take_what_is_exported(engine: str, tmp_path: Path) -> None:
+    (version,) = ran(engine, [])["version"]
+    package = pytest.importorskip("aiconfigurator_core")
+    configs = Path(package.__path__[0]) / "model_configs"
+    deployments, commands = cases(engine, version), list[tuple[list[str], bool]]()
+    for deployment in deployments:
+        words, known = words_of(engine, deployment, configs)
+        path = str(deployment.served_model)
+        if known:
+            folder = tmp_path / path.replace("/", "--")
+            folder.mkdir(exist_ok=True)
+            (folder / "config.json").write_text((configs / f"{_CONFIGS[path]}_config.json").read_text())
+            words = [str(folder) if word == path else word for word in words]
+        commands.append((words, known and engine == "sglang"))
+    found = ran(engine, commands)
+    assert len(found["parsed"]) == len(commands)
+    assert len(found["checked"]) == sum(whole for _, whole in commands)
+    for deployment, told in zip(deployments, found["parsed"], strict=True):
+        sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        gpus = [told[size] for size in (sizes if engine == "vllm" else ("tp_size", "pp_size"))]
+        whole = gpus[0] * gpus[1] * (gpus[2] if engine == "vllm" else 1)
+        assert whole == deployment.strategy.gpus
