@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raysearch.answers.result import Result
 from raysearch.deploy.recommend.demand import Demand, FormName
+from raysearch.deploy.recommend.formats_compared import ANY, FormatChoice, compared_formats, formats_table
 from raysearch.deploy.recommend.recommendation import Recommendation, recommended
 from raysearch.deploy.recommend.recommendation_files import option_figures, recommendation_dict, write_recommendation
 from sim.config.question import Question
@@ -28,10 +29,12 @@ class RecommendationResult(Result):
     Attributes:
         question: What was asked.
         answer: The strategies with their fleets, the best first; where nothing is feasible, the nearest miss.
+        formats: Where weights were `any`, all published formats, the best first, which the answer has.
     """
 
     question: Question
     answer: Recommendation
+    formats: tuple[FormatChoice, ...] = ()
 
     @classmethod
     def of(
@@ -51,11 +54,18 @@ class RecommendationResult(Result):
         found: Callable[[Recommendation], None] = lambda _: None,
     ) -> RecommendationResult:
         """Answers a question; see `raysearch.api.recommend`, and `recommended` of the deployment for `found`."""
-        workload = question.load()
         traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "requests": requests}
         load = requests_per_s, concurrency, price
-        asked = Demand(workload, workload.max_gpus, question, top, *load, **traffic, only=only, replays=replays)
-        return cls(question, recommended(asked, progress, found))
+
+        def asked(each: Question) -> Demand:
+            workload = each.load()
+            return Demand(workload, workload.max_gpus, each, top, *load, **traffic, only=only, replays=replays)
+
+        formats: list[FormatChoice] = []
+        if question.weights == ANY:
+            formats = compared_formats(question, asked, progress)
+            question = formats[0].question
+        return cls(question, recommended(asked(question), progress, found), tuple(formats))
 
     @property
     def feasible(self) -> bool:
@@ -80,7 +90,8 @@ class RecommendationResult(Result):
 
     def to_dict(self) -> JsonObject:
         """The answer as `raysearch recommend --json` prints it."""
-        return recommendation_dict(self.answer)
+        found = recommendation_dict(self.answer)
+        return found | {"formats": [each.to_dict() for each in self.formats]} if self.formats else found
 
     def to_rows(self) -> list[JsonObject]:
         """A row per aggregated deployment, the best first."""
@@ -102,6 +113,8 @@ class RecommendationResult(Result):
         if self.answer.winner:
             yield from best_blocks(self.answer)
         yield from rest_blocks(self.answer)
+        if self.formats:
+            yield formats_table(self.formats)
 
     def figure(self) -> Figure:
         """The front between tokens/s per GPU and per user."""

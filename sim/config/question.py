@@ -141,7 +141,7 @@ class Question:
     weights: Annotated[
         str | None,
         About(
-            "Format of the weights: bf16, fp8, fp8_block, mxfp4, nvfp4 or int4.",
+            "Format of the weights: bf16, fp8, fp8_block, mxfp4, nvfp4 or int4; any compares the published ones.",
             "deployment",
             "as published: the checkpoint's, else its fp8, or bf16 where the experts are 4-bit",
             "precisions.weights",

@@ -14,6 +14,7 @@ from raysearch.cli.commands.options import ConcurrencyOption, JsonOption, OutOpt
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.deploy.recommend.demand import Demand, FormName
+from raysearch.deploy.recommend.formats_compared import ANY, formats_table
 from raysearch.deploy.recommend.recommendation import Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from raysearch.processes.claim import check_folder
@@ -71,6 +72,7 @@ def recommend(
       raysearch recommend --model qwen3_235b_a22b --gpus 32 --isl 8000 --osl 1000 --tpot-ms 50 --ttft-ms 2000
       raysearch recommend --model deepseek_v3 --gpus 64 --isl 4000 --osl 1000 --engine sglang --out results/v3
       raysearch recommend --model qwen3_235b_a22b --gpus 32 --isl 8000 --osl 1000 --set compare_with=aisimulate
+      raysearch recommend --model qwen3_32b --gpus 8 --isl 4000 --osl 500 --tpot-ms 30 --weights any
       raysearch recommend --model qwen3_32b --gpus 16 --isl 2000 --osl 300 --requests-per-s 5 --set price=2.5
     """
     check_folder(out)
@@ -78,7 +80,8 @@ def recommend(
         from raysearch.simulators.aisimulate import check_here
 
         check_here()
-    loaded(question)
+    if question.weights != ANY:
+        loaded(question)
     from raysearch.answers.recommended import RecommendationResult
     from raysearch.base.rich_tables import print_blocks
     from raysearch.deploy.recommend.recommendation_files import write_recommendation
@@ -105,12 +108,16 @@ def recommend(
         progress=_note if sys.stderr.isatty() else lambda _: None,
         found=(lambda _: None) if as_json else shown,
     )
-    content = write_recommendation(found.answer, out) if out is not None else found.to_dict()
+    if out is not None:
+        write_recommendation(found.answer, out)
+    content = found.to_dict()
     other = _recommended_by_aisimulate(found.answer.demand) if compare_with else None
     if as_json:
         print_json({**content, "compare_with": other} if compare_with else content)
     else:
         print_blocks(rest_blocks(found.answer))
+        if found.formats:
+            print_blocks([formats_table(found.formats)])
         if out is not None:
             print(f"Written: {out}")
         if compare_with:

@@ -156,6 +156,15 @@ def recommended(
     return Recommendation(demand, tuple(options), even, beside, varied, tuple(front(demand, known)), None, pair, proof)
 
 
+def best_alone(demand: Demand) -> Recommendation:
+    """The best of each form under a demand without a load, and nothing beside it."""
+    demand, known = _with_best_chunk(demand)
+    pair = best_disaggregated(demand) if demand.chooses_form else None
+    bests = [] if demand.only == "disaggregated" else best_first(demand, 1, known)
+    options = (Option(each, fleet_of(demand, each), binding_limit(demand, each), "") for each in bests)
+    return Recommendation(demand, tuple(options), None, {}, (), (), None, pair)
+
+
 def _with_best_chunk(demand: Demand) -> tuple[Demand, Known]:
     """The demand with prompts whole or in the chunks with which the best strategy serves most, and what was found out.
 
