@@ -124,7 +124,7 @@ class RowWriter:
         except (FileNotFoundError, ValueError):  # it is finished, and compacted; or closed
             ours = False
         if not ours:
-            raise RowsTaken(f"{self.path} is in the hands of another process, which goes on with the run")
+            raise RowsTaken(f"{self.path} has been taken over by another process, which continues the run")
 
     def close(self) -> None:
         """Closes the file; a second time does nothing."""
@@ -157,7 +157,7 @@ def write_compact(jsonl_path: Path, parquet_path: Path, *, calls: int | None = N
     """
     rows = _load(jsonl_path, seal)
     if calls is not None and len(rows) != calls:
-        raise RowsTaken(f"{jsonl_path} has {len(rows)} rows of {calls}: another process goes on with the run")
+        raise RowsTaken(f"{jsonl_path} has {len(rows)} rows of {calls}: another process continues the run")
     write_atomically(parquet_path, lambda temporary: write_parquet(rows, temporary))
     return file_digest(parquet_path)
 

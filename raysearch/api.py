@@ -1,4 +1,4 @@
-"""The Python interface, which `import raysearch as rs` offers: a question, and what is asked of it.
+"""The Python interface, `import raysearch as rs`: a question and the functions that answer it.
 
 >>> import raysearch as rs
 >>> question = rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=2, tpot_ms=20)
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 question = Question
-"""A question about a deployment, by keyword arguments: those that the commands' options name."""
+"""A question about a deployment; its keyword arguments are the options of the commands."""
 
 
 @typed
@@ -64,20 +64,20 @@ def evaluate(
     Args:
         question: What is served, on what, within which limits.
         tp: Degree of tensor parallelism; of attention, where it has a mesh of its own.
-        batch: Sequences of one microbatch over the ep group; in phase serve requests in flight on all attention ranks.
-            None for that which serves best within memory and limits.
+        batch: Sequences per microbatch of the ep group; in phase serve, requests in flight on all attention ranks.
+            None for the best within memory and limits.
         ep: Degree of expert parallelism; tp * dp * cp / ep GPUs share an expert.
         pp: Pipeline stages.
         dims: One number per fused op, or "megatron" or "megatron-sp".
-        cp: GPUs over which attention cuts the context.
-        dp: GPUs over which attention cuts the requests; as ep if not given.
+        cp: Context-parallel degree of attention.
+        dp: Data-parallel degree of attention; by default ep.
         layout: Instead of tp, ep and dp: "tp8", "tep8" or "dep8".
 
     Returns:
-        Its figures, whether or not it can be run: see `feasible` and `broken`.
+        Its figures, whether or not it is feasible: see `feasible` and `broken`.
 
     Raises:
-        CatalogError, InputError, StrategyError: The question or the strategy means nothing.
+        CatalogError, InputError, StrategyError: The question or the strategy is invalid.
 
     >>> evaluate(question(model="llama_3_1_8b", isl=1000, osl=100), layout="tp2", batch=8).evaluation.gpus
     2
@@ -106,23 +106,23 @@ def recommend(
     replays: int = 40,
     progress: bool = False,
 ) -> RecommendationResult:
-    """Recommends a deployment, exactly: every strategy of the engine and every batch are accounted for.
+    """Recommends a deployment: the exact best over every strategy that the engine supports and every batch.
 
     Args:
-        question: What is served, on what, within which limits; its `gpus` are those at hand.
-        requests_per_s: Load to carry with the fewest GPUs, replayed with requests that come at random; None fills all.
-        concurrency: Requests at once to carry with the fewest GPUs; None fills all.
-        price: Of a GPU and hour.
-        top: Most strategies in the answer.
-        cv: How bursty requests come under a load; 1 is Poisson.
-        percentile: Of the latencies that the limits are about under a load.
-        only: The one form of deployment to look at; None takes the one that serves more.
-        replays: Under a load, most strategies to replay beside the listed ones, to prove that none takes fewer GPUs.
-        requests: Of a replay under a load; of 2000 some twenty lie beyond the 99th percentile.
-        progress: Whether to say on stderr what is being worked out.
+        question: What is served, on what, within which limits; its `gpus` are those available.
+        requests_per_s: Load to carry with the fewest GPUs, under random arrivals; None fills all GPUs.
+        concurrency: Concurrent requests to carry with the fewest GPUs; None fills all.
+        price: Price of a GPU per hour.
+        top: Strategies in the answer at most.
+        cv: Under a load: coefficient of variation of the gaps between arrivals; 1 is Poisson.
+        percentile: Under a load: percentile of the latencies that must be within the limits.
+        only: Form of deployment to consider; None takes the one that serves more.
+        replays: Under a load: how many more strategies to replay at most, to prove that none needs fewer GPUs.
+        requests: Under a load: requests per replay; of 2000 some twenty lie beyond the 99th percentile.
+        progress: Whether to report progress on stderr.
 
     Raises:
-        CatalogError, InputError: The question means nothing, or both loads are given.
+        CatalogError, InputError: The question is invalid, or both loads are given.
 
     >>> best = recommend(question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=15), top=1).strategy
     >>> best.gpus
@@ -155,15 +155,15 @@ def optimum(
 
     Args:
         question: What is served, on what, within which limits, and the space that is searched.
-        landscape: Whether the answer counts the feasible strategies too, where they can be added up; done when read.
+        landscape: Whether the answer also counts the feasible strategies, where possible; done when it is read.
         fresh: Whether to search again even if the optimum is in the cache on disk.
-        progress: Whether to show bars on stderr.
+        progress: Whether to show progress bars on stderr.
 
     Returns:
-        The best strategy; `compare_spaces()` sets other spaces beside it, `write_certificate(path)` writes a proof.
+        The best strategy; `compare_spaces()` compares it with other spaces, `write_certificate(path)` writes a proof.
 
     Raises:
-        CatalogError, InputError: The question means nothing.
+        CatalogError, InputError: The question is invalid.
 
     >>> asked = question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=15, chunk_tokens=2048)
     >>> optimum(asked).strategy == recommend(asked, top=1).strategy
@@ -190,22 +190,22 @@ def pools(
     host_gb_per_s: float = 50.0,
     progress: bool = False,
 ) -> PoolsResult:
-    """Compares one pool of GPUs with prefill and decode on pools of their own: the exact best of each.
+    """Compares one pool of GPUs with separate pools for prefill and decode: the exact best of each.
 
     Args:
         question: What is served, on what, within which limits; the phase is serve.
-        mix: Requests of several lengths in place of the question's: (prompt tokens, answer tokens, share) each.
+        mix: Request lengths in place of the question's: (prompt tokens, answer tokens, share) each.
         requests_per_s: Load to carry with the fewest GPUs; None fills all.
         sweep: Several values of isl, gpus, ttft_ms or requests_per_s, by name: a comparison for each combination.
-        kv_hidden: Share of the cache's transfer that hides behind computing the prompt, 0 to 1.
-        resharded: Also a pool that moves its weights between prompts and answers, which no engine can yet.
-        host_gb: Memory of the hosts for KV caches, per GPU, in 1e9 bytes, where a pool re-shards.
+        kv_hidden: Share of the KV cache's transfer that overlaps with prefill, 0 to 1.
+        resharded: Also a pool that re-shards its weights between prefill and decode, which no engine can do yet.
+        host_gb: Host memory for KV caches per GPU, in 1e9 bytes, where a pool re-shards.
         host_gb_per_s: A GPU's link to it, per direction.
-        progress: Whether to say on stderr what is being worked out.
+        progress: Whether to report progress on stderr.
 
     Raises:
-        CatalogError, InputError: The question means nothing.
-        ValueError: A mix of lengths or shares that are none.
+        CatalogError, InputError: The question is invalid.
+        ValueError: A mix with invalid lengths or shares.
     """
     from raysearch.answers.compared_pools import PoolsResult
     from raysearch.base.progress import telling
@@ -252,30 +252,30 @@ def replay(
     """Replays traffic on a deployment, event by event: latencies, goodput, and the load at which its limits break.
 
     Args:
-        question: What is served, on what, within which limits; its lengths are those sent where no trace is.
+        question: What is served, on what, within which limits; its lengths are those of the requests without a trace.
         path: Instead of a strategy: the folder of a recommendation or a search, or a file with a strategy.
-        alternative: Of a recommendation: 0 is the best.
-        requests_per_s: That arrive on all replicas; with a trace, to which its times are stretched.
-        concurrency: Clients of a replica instead, who send when they are answered.
+        alternative: Which of a recommendation; 0 is the best.
+        requests_per_s: Arrivals over all replicas; with a trace, the rate to which its times are scaled.
+        concurrency: Clients per replica instead, each of which sends its next request once the last is answered.
         trace: A recorded trace instead.
-        tp: Of the strategy, as of `evaluate`.
-        batch: The most requests that run at once.
-        ep: As of `evaluate`.
+        tp: Of the strategy, as in `evaluate`.
+        batch: Requests that run at once, at most.
+        ep: As in `evaluate`.
         pp: Pipeline stages.
-        dp: As of `evaluate`.
+        dp: As in `evaluate`.
         layout: Instead of tp, ep and dp.
-        replicas: Copies that share nothing; the folder's, else one.
-        cv: How bursty arrivals are; 1 is Poisson.
-        spread: Lengths lie evenly between this share of the question's and these.
-        cached: Share of each prompt that is in the prefix cache; of a trace with hashes these decide.
+        replicas: Independent replicas; by default the folder's, else one.
+        cv: Coefficient of variation of the gaps between arrivals; 1 is Poisson.
+        spread: Lengths are uniform between this share of the question's and the whole.
+        cached: Share of each prompt that is in the prefix cache; a trace with hashes decides by these.
         router: "least_loaded", "round_robin" or "prefix".
-        percentile: Of the latencies that the limits are about.
-        requests: Of a run.
-        seeds: Runs behind each figure.
-        progress: Whether to say on stderr what is being worked out.
+        percentile: Percentile of the latencies that must be within the limits.
+        requests: Requests per run.
+        seeds: Runs per figure.
+        progress: Whether to report progress on stderr.
 
     Raises:
-        CatalogError, InputError, StrategyError: The question, the strategy or what is sent means nothing.
+        CatalogError, InputError, StrategyError: The question, the strategy or the traffic is invalid.
 
     >>> asked = question(model="llama_3_1_8b", isl=1000, osl=100, tpot_ms=20, ttft_ms=200)
     >>> found = replay(asked, tp=1, batch=32, requests_per_s=4, requests=300, seeds=2)
@@ -317,16 +317,16 @@ def place(
     seeds: int = 10,
     progress: bool = False,
 ) -> PlacementResult:
-    """Places several models on one cluster so that most requests are in time, though they come in bursts.
+    """Places several models on one cluster so that most requests meet their limits under bursty arrivals.
 
     Args:
         fleet: Name in configs/fleets, or the path of a TOML file.
-        gpus: At hand, in place of the file's.
-        rate: Times the requests per second of the file.
+        gpus: GPUs available, in place of the file's.
+        rate: Factor on the request rates of the file.
         cv: Burstiness of all models, in place of the file's; 1 is Poisson.
-        requests: Of a simulated run.
-        seeds: Runs behind each figure.
-        progress: Whether to show bars on stderr.
+        requests: Requests per simulated run.
+        seeds: Runs per figure.
+        progress: Whether to show progress bars on stderr.
 
     Raises:
         CatalogError: There is no such fleet.
@@ -359,30 +359,30 @@ def search(
     trust_code: bool = False,
     progress: bool = False,
 ) -> SearchResult:
-    """Runs one searcher, scored against the exact optimum; every call is on disk before the next one begins.
+    """Runs one searcher, scored against the exact optimum; every evaluation is on disk before the next one begins.
 
     Args:
         question: What is searched.
-        searcher: Name of a searcher, or "module:Class" of your own.
-        seed: Equal seeds give equal calls, bit for bit; with workers where answers arrive in the same order.
+        searcher: Name of a searcher, or your own "module:Class".
+        seed: Equal seeds give equal calls, bit for bit; with workers, if answers arrive in the same order.
         budget: Strategies to evaluate; 4000, or a heuristic's whole sweep.
-        simulator: "module:function" of another black box; None is our own.
-        workers: Processes that evaluate; by default as many as a slow simulator is worth.
-        timeout_s: Longest call of a simulator in a worker.
-        retries: How often a failing call is tried again.
-        cpus_per_worker: CPUs that Ray reserves for each worker; a share of one will do.
+        simulator: "module:function" of another black box; None is the built-in one.
+        workers: Worker processes; by default as many as the time of a call justifies.
+        timeout_s: Timeout of a simulator's call in a worker.
+        retries: Retries of a failing call.
+        cpus_per_worker: CPUs that Ray reserves for each worker; may be a fraction.
         gpus_per_worker: GPUs likewise.
-        on_failure: What becomes of a strategy on which a simulator fails for good.
+        on_failure: What to do if a simulator keeps failing on a strategy.
         out: Folder for the results, new or empty; by default results/NAME-UTC TIME.
-        resume: Whether to go on with the unfinished search in `out`.
-        replay: Folder of an equal search: answers of workers are taken in as they arrived there.
-        start: What to call first: "rule", "optimum", or a folder or file with strategies.
-        trust_code: Whether to go on with other code than it was begun with.
-        progress: Whether to show bars on stderr.
+        resume: Whether to continue the unfinished search in `out`.
+        replay: Folder of an identical search, whose workers' answers are taken in the same order.
+        start: What to evaluate first: "rule", "optimum", or a folder or file with strategies.
+        trust_code: Whether to continue even though code has changed since it was begun.
+        progress: Whether to show progress bars on stderr.
 
     Raises:
         CatalogError, InputError: The question, the searcher or the folder cannot be used.
-        RunFailed: Something broke; what was found is kept.
+        RunFailed: Something failed; what was found is kept.
     """
     from raysearch.answers.optimal import no_bars
     from raysearch.answers.searched import SearchResult, no_bar
@@ -433,20 +433,20 @@ def study(
     Args:
         file: Path of a study's TOML file, or a name in configs/studies.
         out: Folder for the results, new or empty; on a cluster one that all nodes share.
-        resume: Whether to go on with the unfinished study in `out`.
-        trust_code: Whether to go on with other code than it was begun with.
-        address: Of a running Ray cluster; by default $RAY_ADDRESS, or a Ray of its own.
-        cpus: Of that own Ray; by default all.
+        resume: Whether to continue the unfinished study in `out`.
+        trust_code: Whether to continue even though code has changed since it was begun.
+        address: Address of a running Ray cluster; by default $RAY_ADDRESS, else a local Ray.
+        cpus: CPUs of the local Ray; by default all.
         simulator: In place of the file's.
         workers: In place of the file's.
         on_failure: In place of the file's.
 
     Returns:
-        What its folder says, as `report` of it does.
+        Its report, as `report` gives it.
 
     Raises:
         CatalogError, InputError: The study or the folder cannot be used.
-        RunFailed: Some runs broke down; the others are finished.
+        RunFailed: Some runs failed; the others are finished.
     """
     from raysearch.answers.studied import run_study_file
 
@@ -469,10 +469,10 @@ def report(folder: str | Path) -> ReportResult:
     """Reads a folder of a study or of a search, finished or not: scores, statistics over seeds, the best strategies.
 
     Args:
-        folder: Of the results.
+        folder: Folder of the results.
 
     Raises:
-        InputError: It holds none, or none that can be trusted.
+        InputError: There are no results, or none that can be trusted.
     """
     from raysearch.answers.reported import ReportResult
 
@@ -491,18 +491,18 @@ def export(
     ops: Sequence[str] | None = None,
     longest_request: int | None = None,
 ) -> ExportResult:
-    """Writes a strategy as the command, configuration or code that runs it, and says what that leaves out.
+    """Writes a strategy as the command, configuration or code that runs it, and lists what the target cannot express.
 
     Args:
         source: An answer, or the folder of one, or a JSON file with a strategy.
         to: "vllm", "sglang", "trtllm", "megatron", "dynamo", "llm-d", "dtensor", "jax", or one that a package adds.
-        question: What is served, where the source does not say.
-        alternative: Of a recommendation: 0 is the best, then its alternatives; of pools a point.
-        serve: Weights, a Hugging Face repository or a path; by default the model's.
-        replicas: Copies that share nothing, of an answer that is one strategy.
+        question: What is served, if the source does not say.
+        alternative: Which of a recommendation: 0 is the best, then its alternatives; of pools, a point.
+        serve: Weights: a Hugging Face repository or a path; by default the model's.
+        replicas: Independent replicas, for an answer with one strategy.
         ops: Shard only these; by default all.
-        longest_request: Tokens that a server lets in, prompt and answer; by default twice the usual, as far as the
-            model goes.
+        longest_request: Longest request to admit, prompt and answer, in tokens; by default twice the question's, within
+            the model's context.
 
     Raises:
         InputError, StrategyError, CatalogError: There is no such strategy or target, or the target cannot run it.

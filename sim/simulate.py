@@ -234,8 +234,8 @@ def _choice_violations(
         violations.append(Violation("tokens", rank.tp, rows, message))
     if names := [name for name, cost in costs.items() if cost.broken == "unsupported"]:
         message = (
-            f"the way into this attention is more than one product: {', '.join(names)}{layers} cannot be sharded on "
-            "hidden"
+            f"the projection into this attention is more than one product: {', '.join(names)}{layers} cannot be "
+            "sharded on hidden"
         )
         violations.append(Violation("unsupported", rank.tp, 1, message))
     return violations

@@ -93,7 +93,7 @@ class ReplayResult(Result):
         """Replays traffic; see `raysearch.api.replay`."""
         workload, strategy, replicas = deployed
         if not phase_of(workload).mixes:
-            raise InputError(f"--phase {workload.phase}: traffic is replayed in phase serve, whose steps do both")
+            raise InputError(f"--phase {workload.phase}: traffic can only be replayed in phase serve")
         if not 1 <= replicas <= MOST_REPLICAS:
             raise InputError(f"--set replicas: expected 1 to {MOST_REPLICAS:,}, got {replicas:,}")
         names: dict[str, RouterName] = {name: name for name in ROUTERS}
@@ -161,5 +161,7 @@ def deployed_in(path: Path, question: Question | None, alternative: int) -> tupl
     """
     found = read_deployments(path, question, alternative, None)
     if "" not in found:
-        raise InputError(f"{path} holds pools of their own for prompts and answers: one pool is replayed")
+        raise InputError(
+            f"{path} has separate pools for prefill and decode, which cannot be replayed; only one pool can"
+        )
     return found[""].workload, found[""].strategy, found[""].replicas

@@ -17,12 +17,12 @@ _NOTEBOOK_COLUMNS = 140
 
 
 class Result(ABC):
-    """An answer: `print` it with rich, let a notebook show it, or take it as data."""
+    """An answer: print it, display it in a notebook, or use it as data."""
 
     @property
     @abstractmethod
     def feasible(self) -> bool:
-        """Whether there is anything that can be run; without it a command exits with 3."""
+        """Whether anything feasible was found; if not, the command exits with 3."""
 
     @abstractmethod
     def to_dict(self) -> JsonFields:
@@ -30,7 +30,7 @@ class Result(ABC):
 
     @abstractmethod
     def to_rows(self) -> list[JsonObject]:
-        """Its table: a dictionary per row."""
+        """Its table, a dictionary per row."""
 
     @abstractmethod
     def blocks(self) -> Iterator[RenderableType]:

@@ -46,7 +46,7 @@ def strategy_of(
 
 def _degrees_of(layout: str, **given: int | None) -> StageDegrees:
     if beside := [f"--{name}" for name, degree in given.items() if degree is not None]:
-        raise InputError(f"--layout {layout} says what {' and '.join(beside)} would say: give one or the other")
+        raise InputError(f"--layout {layout} already sets {' and '.join(beside)}: give one or the other")
     try:
         return degrees_of_layout(layout)
     except ValueError as error:

@@ -104,8 +104,8 @@ def check_certificate(path: Path, progress: CountProgress | None = None) -> Chec
     workload = question.load(Origin.RECORD)
     if (fields.config_hash, fields.space) != (workload.config_hash, workload.space):
         raise Damaged(
-            f"{path} is of the space {fields.space!r} of {fields.workload!r} ({fields.config_hash!r}); its question is "
-            f"of {workload.space!r} of {workload.name} ({workload.config_hash}) now: ask `raysearch optimum` anew"
+            f"{path} is for the space {fields.space!r} of {fields.workload!r} ({fields.config_hash!r}); its question "
+            f"now means {workload.space!r} of {workload.name} ({workload.config_hash}): run `raysearch optimum` again"
         )
     leaves = tuple(
         Leaf(

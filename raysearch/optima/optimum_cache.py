@@ -135,7 +135,7 @@ def read_kept(path: Path, schema: type[KeptBest], workload: Workload) -> JsonObj
 def note_unkept(folder: Path, reason: str) -> None:
     """Says that optima cannot be kept there."""
     _log.warning(
-        "note: optima cannot be kept in %s (%s), so each is found anew; set %s to a folder that you may write to",
+        "note: optima cannot be kept in %s (%s), so each is searched again; set %s to a folder that you may write to",
         folder,
         reason,
         CACHE_VARIABLE,

@@ -236,7 +236,7 @@ def make_files(
             worker.terminate()
             worker.join()
     if broken := [worker.exitcode for worker in workers if worker.exitcode]:
-        raise RunFailed(f"a process that evaluates ended with {broken[0]}: the same command goes on")
+        raise RunFailed(f"a process that evaluates ended with {broken[0]}; the same command continues")
     return paths
 
 

@@ -151,7 +151,7 @@ def _restored(path: Path, model: Any, optimizer: Any, schedule: Any) -> int:
     except (SafetensorError, OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         said = " ".join(str(error).split())
         raise InputError(
-            f"{path} is damaged, or of another network: {said:.200}; delete it, and the same command trains anew"
+            f"{path} is damaged, or of another network: {said:.200}; delete it, and the same command trains again"
         ) from error
     schedule.last_epoch = step
     return schedule.last_epoch

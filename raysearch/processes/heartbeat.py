@@ -109,7 +109,7 @@ class Hearts:
             for name, (pulse, end) in tuple(self._watched.items()):
                 limit_s = SILENT_S if pulse.beats else START_TIMEOUT_S
                 if pulse.silent_s > limit_s:
-                    print(f"note: {name} gave no sign of life for {limit_s:g} s and is begun anew", file=sys.stderr)
+                    print(f"note: {name} gave no sign of life for {limit_s:g} s and is restarted", file=sys.stderr)
                     del self._watched[name]
                     end()
 

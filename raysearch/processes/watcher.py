@@ -259,7 +259,7 @@ def _hear_out(keeper: int, ear: _Ear, stops: _Stops) -> _End:
         if max(quiet, stopped) * _LOOK_S > WATCHER_SILENT_S and not silent:
             silent = True
             print(
-                f"note: the command gave no sign of life for {WATCHER_SILENT_S:g} s and is begun anew", file=sys.stderr
+                f"note: the command gave no sign of life for {WATCHER_SILENT_S:g} s and is restarted", file=sys.stderr
             )
         if silent or (stops.signum is not None and time.monotonic() - stops.came_at_s > GRACE_S):
             with suppress(ProcessLookupError):

@@ -239,8 +239,8 @@ def check_code(path: Path, recorded: Mapping[str, str], *, trusted: bool) -> Non
     for name, digest in {} if trusted else source_digests(*recorded).items():
         if digest != recorded[name]:
             raise InputError(
-                f"the code of {name} is not that with which {path} was begun (digest {digest}, then {recorded[name]}): "
-                "bring it back, or add --set trust_code if its answers are the same"
+                f"the code of {name} has changed since {path} was begun (digest {digest}, then {recorded[name]}): "
+                "restore it, or add --set trust_code if its answers are the same"
             )
 
 

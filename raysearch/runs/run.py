@@ -315,7 +315,7 @@ class SearchRun:
         if state.get("config_hash") != self.workload.config_hash:
             raise InputError(
                 f"the configuration of workload {self.workload.name!r} changed since {path} was written; "
-                f"bring it back, or start anew in another folder"
+                f"restore it, or start again in another folder"
             )
         return state
 

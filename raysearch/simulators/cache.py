@@ -133,4 +133,4 @@ def _evaluations() -> TypeAdapter[Evaluation]:
 
 @cache  # one note, however many answers
 def _note_unused(path: Path, reason: str) -> None:
-    _log.warning("note: answers of the simulator are not kept in %s (%s), so each is asked for anew", path, reason)
+    _log.warning("note: answers of the simulator are not kept in %s (%s), so each is computed again", path, reason)

@@ -109,7 +109,7 @@ def _measured_call_s(simulator: str, workload: Workload, patience: Patience, for
                 times.append(_timed(env, strategy))
             except SimulatorFailure as failure:
                 if not forgiving or (strategy == strategies[-1] and not times):
-                    raise RunFailed(f"{failure}; tried before the search, which has not begun") from failure
+                    raise RunFailed(f"{failure}; this was a trial before the search, which has not begun") from failure
     return statistics.median(times)
 
 

@@ -176,7 +176,7 @@ def imported_model(path: Path, family: str | None = None) -> ModelImport | None:
     """
     if path.suffix != ".json":
         if family:
-            raise CatalogError(f"{path}: --as is of a Hugging Face config.json; a model file says what its layers are")
+            raise CatalogError(f"{path}: --as is for a Hugging Face config.json; a model file describes its own layers")
         return None
     beside = path.with_name(path.name.removesuffix("config.json") + "hf_quant_config.json")
     name = path.resolve().parent.name if path.name == "config.json" else path.stem.removesuffix("_config")
@@ -204,8 +204,8 @@ def read_engine_version(engine: str, version: str, beside: Path | None = None) -
         rules = engine_rules(engine)
         versions = ", ".join(engine_versions(engine))
         raise CatalogError(
-            f"unknown version {version!r} of {rules.title}: known: {versions}; another is a TOML file, whose path "
-            "stands in place of the number (docs/guides/add_an_engine.md)"
+            f"unknown version {version!r} of {rules.title}: known: {versions}; for another, give the path of a TOML "
+            "file in place of the number (docs/guides/add_an_engine.md)"
         )
     path = config_path("engines", version, beside=beside)
     file = read_config(path, EngineVersionFile)

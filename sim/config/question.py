@@ -66,8 +66,8 @@ class About:
 class Question:
     """A question about one deployment; see `QUESTION_FIELDS` for what each field means.
 
-    Either `workload` names a file, and the other fields replace what it says, or `model`, `isl` and `osl` describe it,
-    and the rest has defaults. With an engine, which is usual, the phase is "serve"; of the bare machine it is "decode".
+    Either `workload` names a file, and the other fields override it, or `model`, `isl` and `osl` describe a workload,
+    and the rest has defaults. Under an engine, the default, the phase is "serve"; on the bare machine it is "decode".
 
     >>> Question(model="qwen3_32b", isl=4000, osl=500, tpot_ms=30).load().phase
     'serve'

@@ -54,7 +54,7 @@ def test_a_study_runs_it_in_its_actors_and_refuses_to_go_on_with_other_code(
     (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# changed\n")
     refused = raysearch("study", "study.toml", "--out", "out", "--resume", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "the code of mine:CrossEntropy is not that with which" in refused.stderr
+    assert "the code of mine:CrossEntropy has changed since" in refused.stderr
     trusted = raysearch(
         "study", "study.toml", "--out", "out", "--resume", "--set", "trust_code", "--json", cwd=tmp_path
     )

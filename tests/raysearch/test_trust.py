@@ -448,7 +448,7 @@ def test_other_code_than_a_run_was_begun_with_is_gone_on_with_only_by_leave(
     ]
     monkeypatch.setattr(sys, "argv", words)
     assert app.run_command() == 2
-    assert "the code of own:f is not that with which out/run.json was begun" in capsys.readouterr().err
+    assert "the code of own:f has changed since out/run.json was begun" in capsys.readouterr().err
     assert "own" not in sys.modules
     monkeypatch.setattr(sys, "argv", [*words, "--set", "trust_code"])
     assert app.run_command() == 0

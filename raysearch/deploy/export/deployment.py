@@ -142,7 +142,7 @@ def check_even(count: int, of: str, nodes: int) -> None:
         ValueError: They cannot.
     """
     if count % nodes:
-        raise ValueError(f"{count} {of} do not lie evenly on {nodes} nodes")
+        raise ValueError(f"{count} {of} cannot be divided evenly among {nodes} nodes")
 
 
 def check_weights(path: str) -> str:

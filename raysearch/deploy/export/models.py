@@ -137,4 +137,4 @@ def _at_start(workload: Workload, engine: str, wanted: Dtype) -> str | None:
 
 
 def _shown(model: Model, weights: Dtype) -> str:
-    return f"{weights} beside experts in {model.expert_dtype}" if model.expert_dtype else weights
+    return f"{weights} with experts in {model.expert_dtype}" if model.expert_dtype else weights

@@ -86,19 +86,19 @@ def pool_deployments(
     if not 0 <= number < len(answers.points):
         raise InputError(f"{path} has no point {number}: it has {len(answers.points)}, from 0")
     if answers.question is None:
-        raise InputError(f"{path} does not say of which workload it is: make it anew with this version of `pools`")
+        raise InputError(f"{path} does not state its question: run `pools` of this version again")
     point = answers.points[number]
     if point.winner is None:
         raise InputError(f"point {number} of {path} has no strategy: nothing was feasible")
     if point.winner not in _EXPORTED:
         raise InputError(
-            f"point {number} of {path}: a pool that re-shards between prompts and answers wins, and no engine can move "
-            "weights and caches to another layout while it runs: take a point that another way wins (--alternative N), "
-            "or ask `recommend` for one pool"
+            f"point {number} of {path}: a pool that re-shards between prefill and decode wins, and no engine can move "
+            "weights and caches to another layout while it runs: take a point with another winner (--alternative N), "
+            "or use `recommend` for one pool"
         )
     way = getattr(point.ways, point.winner)
     if way is None:
-        raise InputError(f"point {number} of {path} says that {point.winner!r} wins, and nothing of how")
+        raise InputError(f"point {number} of {path} says that {point.winner!r} wins, but has no strategy for it")
     try:
         traffic = Traffic.of(TrafficKind(**dict(kind)) for kind in point.kinds)
     except ValueError as error:

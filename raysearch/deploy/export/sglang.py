@@ -34,7 +34,7 @@ def export(deployment: Deployment) -> Export:
     flags = engine_flags(runs.deployment)
     notes, nodes = [*runs.notes, *unread], _nodes(deployment)
     if phase_of(deployment.workload).mixes and not _mixes(deployment):
-        notes.append("SGLang computes these prompts in steps of their own; priced were mixed prefill/decode steps")
+        notes.append("SGLang computes these prompts in separate steps; mixed prefill/decode steps were priced")
     if nodes > 1:
         address: Flag = ("--dist-init-addr", Variable("HEAD_ADDRESS", ":50000"))
         flags += [("--nnodes", nodes), ("--node-rank", Variable("NODE_RANK")), address]

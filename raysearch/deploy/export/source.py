@@ -95,7 +95,7 @@ def stated_deployments(
         question = question or Question.of_record(record["question"])
         record = _alternative(where, record, alternative)
     if question is None:
-        raise InputError(f"{where} says no workload: name it with --workload, or describe it with --model")
+        raise InputError(f"{where} names no workload: name it with --workload, or describe it with --model")
     apart = record.get("prefill") and record.get("decode")
     if not record.get("strategy") and not apart:
         raise InputError(f"{where} has no strategy: nothing was feasible")

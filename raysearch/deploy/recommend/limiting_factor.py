@@ -51,7 +51,7 @@ def _lacking(batch: int, violation: Violation, at: str) -> str:
         return f"batch {batch} lacks " + (f"{lacks / 1e9:.1f} GB" if lacks >= 1e8 else f"{math.ceil(lacks / 1e6)} MB")
     if violation.kind in ("tpot", "ttft"):
         needed, allowed = told_apart(violation.needed * 1e3, violation.allowed * 1e3)
-        return f"batch {batch} takes {needed} ms{at}, {allowed} ms are allowed"
+        return f"batch {batch} takes {needed} ms{at}, the limit is {allowed} ms"
     return f"batch {batch}: {violation.message}"
 
 

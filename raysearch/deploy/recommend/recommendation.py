@@ -194,7 +194,7 @@ def _under_load(demand: Demand, options: Sequence[Option], known: Known) -> tupl
         option = Option(evaluation, fleet_of(demand, evaluation), binding_limit(demand, evaluation), "")
         load = load_replay(demand, evaluation, most)
         if load is None:
-            replayed.append(replace(option, reason="takes more GPUs when requests come at random, or never holds"))
+            replayed.append(replace(option, reason="needs more GPUs under random arrivals, or never meets the limits"))
             continue
         most = load.replicas * option.evaluation.gpus
         replayed.append(_held(demand, option, load))
@@ -212,7 +212,7 @@ def _under_load(demand: Demand, options: Sequence[Option], known: Known) -> tupl
 def _held(demand: Demand, option: Option, load: LoadReplay) -> Option:
     """An option with the replicas on which the limits hold."""
     gpus = option.evaluation.gpus
-    words = f"{load.replicas * gpus} GPUs when requests come at random, {load.in_steady_state * gpus} if none waits"
+    words = f"{load.replicas * gpus} GPUs under random arrivals, {load.in_steady_state * gpus} in the steady state"
     return replace(option, load=load, fleet=fleet_of(demand, option.evaluation, load.replicas), reason=words)
 
 

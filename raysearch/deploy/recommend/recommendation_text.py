@@ -53,7 +53,7 @@ def _pair_lines(pair: Disaggregated) -> Iterator[str]:
         f"to the first token, {matched.transfer_s * 1e3:.1f} ms of it for the KV cache over {over}"
     )
     rate = f"{matched.requests_per_s:,.2f} requests/s"
-    yield f"  {rate} in the steady state, without queues of requests that come at random"
+    yield f"  {rate} in the steady state, without queues under random arrivals"
 
 
 def _other_form(answer: Recommendation) -> str:
@@ -99,20 +99,18 @@ def _aggregated_lines(answer: Recommendation) -> Iterator[RenderableType]:
         yield f"  {_price_of_confidence(answer)}"
     low = figures["intervals"].get("tokens_per_s_per_gpu")
     if low and not demand.under_traffic and (sure := gpus_at_low_end(demand, best.evaluation, low[0])):
-        yield f"  At the low end of the interval {gpus_text(sure)} carry that load"
+        yield f"  At the low end of the interval {gpus_text(sure)} would carry that load"
     if paid := cost(demand, fleet):
-        yield f"  {paid[0]:,.2f} an hour, {paid[1]:,.2f} per million tokens"
+        yield f"  {paid[0]:,.2f} per hour, {paid[1]:,.2f} per million tokens"
     yield f"  Limit: {best.limit}"
-    spared = ", but of the time to the first token" if "ttft_s" in figures["intervals"] else ""
-    yield f"  In brackets 90 % intervals{spared}{_because(best.evaluation)}"
+    spared = ", except for the time to the first token" if "ttft_s" in figures["intervals"] else ""
+    yield f"  Brackets: 90 % intervals{spared}{_because(best.evaluation)}"
     for what in best.evaluation.extrapolated:
         yield f"  Extrapolated: {what}"
     for near in near_limits(demand.workload, best.evaluation):
         yield f"  Near its limit: {near.message}"
     if "ttft_s" in figures["intervals"]:
-        yield (
-            "  The range of the time to the first token is [assumed], from steps of prompts alone: queues are not in it"
-        )
+        yield "  The range of the time to the first token is [assumed]: it covers the prompt's own steps, not queues"
     if warning := slow_precision(
         demand.workload,
         best.evaluation.tokens_per_s_per_gpu,
@@ -145,25 +143,25 @@ def rest_blocks(answer: Recommendation) -> Iterator[RenderableType]:
 def _price_of_confidence(answer: Recommendation) -> str:
     """What the limits cost because they are to hold more often than not."""
     demand, best, even = answer.demand, answer.options[0].evaluation, answer.even
-    within = f"Within its limits with confidence {demand.sure:g}"
+    within = f"Meets the limits with confidence {demand.sure:g}"
     if even is None or even.strategy == best.strategy:
         return within
     more = gain(demand, even, best)
     gained = f"{more:+.1%}" if more else "no more"
     what = f"{degrees_text(even.strategy)}, {even.tokens_per_s_per_gpu:,.1f} tokens/s/GPU ({gained})"
-    return f"{within}; at even odds (--set confidence=0.5) {what}"
+    return f"{within}; at even odds (--set confidence=0.5): {what}"
 
 
 def _load_lines(demand: Demand, best: Option) -> Iterator[str]:
-    """Whether the load is carried where requests come at random."""
+    """Whether the load is carried under random arrivals."""
     held = f"the limits at the {demand.percentile:g}th percentile with probability {demand.confidence:g}"
     if best.load is None:
-        yield f"Warning: no number of replicas on {gpus_text(demand.gpus)} holds {held} when requests come at random"
+        yield f"Warning: no number of replicas on {gpus_text(demand.gpus)} meets {held} under random arrivals"
         return
     load, report = best.load, best.load.report
     even = f", {load.at_even_odds} at even odds" if load.at_even_odds < load.replicas else ""
     yield (
-        f"{demand.requests_per_s:,.2f} requests/s that come at random take {load.replicas} replicas to hold {held}; "
+        f"{demand.requests_per_s:,.2f} requests/s under random arrivals need {load.replicas} replicas to meet {held}; "
         f"{load.in_steady_state} in the steady state{even}"
     )
     if report is not None:
@@ -182,13 +180,13 @@ def _proof_lines(answer: Recommendation) -> Iterator[str]:
     proof, load = answer.proof, answer.options[0].load
     if proof is None or load is None:
         return
-    others = "all that the steady state would allow there are listed"
+    others = "all candidates by the steady state are listed"
     if proof.open:
-        others = f"{proof.replayed} of {proof.open} others that the steady state would allow there were replayed"
+        others = f"{proof.replayed} of {proof.open} other candidates by the steady state were replayed"
     if proof.least_gpus == answer.options[0].fleet.gpus:
-        yield f"No strategy takes fewer GPUs: {others}"
+        yield f"No strategy needs fewer GPUs: {others}"
     else:
-        yield f"{gpus_text(proof.least_gpus)} or more may do: {others} (--set replays)"
+        yield f"{gpus_text(proof.least_gpus)} or more may be enough: {others} (--set replays)"
 
 
 def _prompts_elsewhere(demand: Demand, best: Option) -> str:
@@ -198,15 +196,15 @@ def _prompts_elsewhere(demand: Demand, best: Option) -> str:
         return ""
     above = ", above the SLO" if stay.tpot_one_by_one_s > demand.workload.tpot_limit_s else ""
     return (
-        f"The time per token includes {engine.times.prefill_share:.0%} of other requests' prompts, as measured, "
-        f"throughput all. The rest comes before the first token where requests start at once "
-        f"({stay.ttft_at_once_s * 1e3:,.0f} ms), or between tokens where they arrive one by one "
+        f"The time per token includes {engine.times.prefill_share:.0%} of other requests' prompts, as measured, and "
+        f"throughput all of them. The rest delays the first token if requests start at once "
+        f"({stay.ttft_at_once_s * 1e3:,.0f} ms), or later tokens if they arrive one by one "
         f"({stay.tpot_one_by_one_s * 1e3:,.1f} ms per token{above})"
     )
 
 
 def _because(evaluation: Evaluation) -> str:
-    return f": wide, because {evaluation.interval_because}" if evaluation.interval_because else ""
+    return f"; wide, because {evaluation.interval_because}" if evaluation.interval_because else ""
 
 
 def _ranged(figures: dict, name: str, unit: str, scale: float = 1.0) -> str:
@@ -241,7 +239,7 @@ def _beside_lines(answer: Recommendation) -> Iterator[str]:
             continue
         best = each.evaluation
         what = f"{best.tokens_per_s_per_gpu:,.1f} tokens/s/GPU ({degrees_text(best.strategy)})"
-        yield (f"Best of the {name} space: {what}; the engine reaches {each.reached:.2f} of it")
+        yield (f"Best of the {name} space: {what}; the engine's best is {each.reached:.2f} times that")
 
 
 def _variations_table(answer: Recommendation) -> Table:
@@ -268,7 +266,7 @@ def _front_table(answer: Recommendation) -> Table:
         )
         for point in answer.front
     ]
-    title = "Throughput against speed (batches: powers of two)"
+    title = "Throughput against speed per user (batches: powers of two)"
     return plain_table(title, ("tok/s/user", "tok/s/GPU", "GPUs", "strategy"), rows, wrap=("strategy",))
 
 
@@ -284,7 +282,7 @@ def _miss_lines(answer: Recommendation) -> Iterator[str]:
     for violation in evaluation.violations:
         yield f"  {violation.message}"
     if answer.even is not None:
-        yield f"  At even odds (--set confidence=0.5) {degrees_text(answer.even.strategy)} is within its limits"
+        yield f"  At even odds (--set confidence=0.5) {degrees_text(answer.even.strategy)} meets the limits"
     if answer.miss.gpus_needed is not None:
         yield f"  The load needs {answer.miss.gpus_needed:,} GPUs, {demand.gpus:,} are available"
     for change in answer.miss.would_fit:

@@ -41,7 +41,7 @@ def replay_blocks(report: ReplayReport) -> Iterator[RenderableType]:
     )
     yield (
         f"Served: {served.value:,.2f} requests/s, {good.value:,.2f} of them in time; "
-        f"replicas work {busy.value:.0%} of the time"
+        f"replicas are busy {busy.value:.0%} of the time"
     )
     yield from _notes(report)
 
@@ -51,7 +51,7 @@ def _sent_line(report: ReplayReport) -> str:
     if sent.clients is not None:
         when = f"{sent.clients} clients, each with one request open"
     else:
-        recorded = " of a trace" if sent.trace is not None else f", gaps vary by {sent.cv:g}"
+        recorded = " of a trace" if sent.trace is not None else f" at random (CV {sent.cv:g})"
         when = f"{sent.rate_per_s:,.2f} requests/s{recorded}" if sent.rate_per_s else f"all at once{recorded}"
     count = len(report.first.sent_s)
     return f"Sent: {when}; {count:,} requests in each of {setup.seeds} run{'s' if setup.seeds > 1 else ''}"
@@ -65,21 +65,21 @@ def _notes(report: ReplayReport) -> Iterator[str]:
         if limit_s < math.inf
     ]
     if limits and report.probability is not None:
-        verdict = "holds" if all(run.holds for run in report.runs) else "does not hold"
+        verdict = "met" if all(run.holds for run in report.runs) else "not met"
         yield (
             f"{' and '.join(limits)} at the {setup.percentile:g}th percentile: {verdict}; "
-            f"with probability {report.probability:.2f}, the step model's error carried through"
+            f"probability {report.probability:.2f}, given the step model's error"
         )
     if report.breaks_at_per_s is not None:
         yield (
-            f"Breaks above {report.breaks_at_per_s:,.2f} requests/s; without queues the bound is "
+            f"The limits break above {report.breaks_at_per_s:,.2f} requests/s; the bound without queues is "
             f"{report.bound_per_s:,.2f}"
         )
     first = report.runs[0]
     if first.hit_share:
-        yield f"Prefix cache: {first.hit_share:.0%} of the prompts' tokens found"
+        yield f"Prefix cache: {first.hit_share:.0%} of the prompt tokens found"
     if preempted := report.figure_of(lambda run: run.preempted).value:
-        yield f"{preempted:,.0f} requests a run gave up their room and were computed anew: ask for fewer at once"
+        yield f"{preempted:,.0f} requests per run were preempted and recomputed: allow fewer at once"
     if refused := max(run.refused for run in report.runs):
         yield f"{refused:,} requests never fit in the KV cache and were refused"
 

@@ -94,7 +94,7 @@ class PriorSearcher(Searcher):
         if inputs != (got := len(self._prior.mean)):
             raise InputError(
                 f"{options.weights or SHIPPED_PRIOR}: expected a prior of {inputs} inputs, got one of {got}; "
-                "make it anew with `raysearch pretrain`"
+                "make a new one with `raysearch pretrain`"
             )
         self._candidates = CandidateStrategies(space, self._prior.header.pool)
         self._phase = phase_of(space.workload)

@@ -22,7 +22,7 @@ def test_a_certificate_is_replayed_and_an_altered_one_refused(
     for bent, why in (
         ({**whole, "leaves": whole["leaves"][1:]}, "no leaf has"),
         ({**whole, "tokens_per_s_per_gpu": 1e6}, "claimed to reach"),
-        ({**whole, "config_hash": "another"}, "ask `raysearch optimum` anew"),
+        ({**whole, "config_hash": "another"}, "run `raysearch optimum` again"),
         ({**whole, "leaves": "none"}, "is damaged"),
     ):
         path.write_text(json.dumps(bent))

@@ -196,7 +196,7 @@ def test_a_checkpoint_that_is_none_is_one_error(tmp_path: Path) -> None:
     deep = save(tensors, {"step": "1", "groups": "[" * 20_000})
     for content in (b"", b"x" * 100, whole[:-1], whole.replace(b"0.0001", b'"abcd"'), deep):
         path.write_bytes(content)
-        with pytest.raises(InputError, match="delete it, and the same command trains anew"):
+        with pytest.raises(InputError, match="delete it, and the same command trains again"):
             train(8)
     path.write_bytes(whole)
     with pytest.raises(InputError, match="or of another network"):

@@ -50,4 +50,4 @@ def test_a_run_that_falls_silent_is_ended_once_and_the_others_are_not(
         hearts.look()
         time.sleep(0.05)
     assert killed == ["silent"]
-    assert capsys.readouterr().err == "note: silent gave no sign of life for 0.2 s and is begun anew\n"
+    assert capsys.readouterr().err == "note: silent gave no sign of life for 0.2 s and is restarted\n"

@@ -147,7 +147,7 @@ def test_a_command_that_is_stopped_is_told_of_and_begun_anew(victim: str) -> Non
     os.kill(kin(process)[victim], signal.SIGSTOP)
     printed, said = process.communicate(timeout=LONGEST_S)
     assert (printed, process.returncode) == ("ready study mine --resume\n", 0)
-    assert said == "note: the command gave no sign of life for 3 s and is begun anew\n"
+    assert said == "note: the command gave no sign of life for 3 s and is restarted\n"
     assert all(ended(pid) for pid in started)
 
 

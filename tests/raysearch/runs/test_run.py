@@ -144,7 +144,7 @@ def test_a_process_that_was_given_up_for_dead_cannot_harm_the_run_that_another_g
     successor.advance(10)
     lost.advance(40)
     for end in (lost.save, lost.finish):
-        with pytest.raises(RowsTaken, match="in the hands of another process"):
+        with pytest.raises(RowsTaken, match="has been taken over by another process"):
             end()
     lost.close()
     assert len(read_rows(tmp_path / "run")) == 30

@@ -700,7 +700,7 @@ def test_a_new_name_of_a_known_architecture_is_read_as_the_family_that_is_named(
     assert "read as llama, as asked for; it calls itself llama_next" in imported.notes
     with pytest.raises(CatalogError, match="no family 'llama_4' to read it as: did you mean"):
         question_about(str(path), isl=128, osl=64, family="llama_4").load()
-    with pytest.raises(CatalogError, match=r"--as is of a Hugging Face config\.json"):
+    with pytest.raises(CatalogError, match=r"--as is for a Hugging Face config\.json"):
         question_about("qwen3_32b", isl=128, osl=64, family="llama").load()
 
 

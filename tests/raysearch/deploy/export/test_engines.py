@@ -271,7 +271,7 @@ def test_weights_come_in_the_format_that_was_charged(target: str, weights: str) 
     if made.dropped:
         kept = served("gpt_oss_120b", target, weights="bf16", gpus=16)
         figure = evaluate(kept, Strategy(4, 1, 1, 16, megatron_dims(kept.model))).tokens_per_s_per_gpu
-        assert f"bf16 beside experts in mxfp4, which stay so; priced was {weights}: {figure:,.1f}" in made.dropped[0]
+        assert f"bf16 with experts in mxfp4, which stay so; priced was {weights}: {figure:,.1f}" in made.dropped[0]
     told, made = start("deepseek_v3")
     assert told == "deepseek-ai/DeepSeek-V3"
     assert bool(made.dropped) == (weights != "fp8_block")
@@ -374,7 +374,7 @@ def test_nodes_that_are_not_filled_are_all_alike() -> None:
     made = exporter("sglang")(deployment)
     assert options_of(made.command_text)["--nnodes"] == "5"  # 3 nodes have no whole stages
     assert "4 of the 8 GPUs of each node" in " ".join(made.notes)
-    with pytest.raises(ValueError, match="20 GPUs do not lie evenly on 3 nodes"):
+    with pytest.raises(ValueError, match="20 GPUs cannot be divided evenly among 3 nodes"):
         exporter("megatron")(deployment)
     moe = served("qwen3_235b_a22b", "vllm", gpus=64)
     with pytest.raises(ValueError, match="on NVIDIA GPUs alone, not on mi300x"):

@@ -39,7 +39,7 @@ def test_a_printed_strategy_is_read_and_files_are_written(tmp_path: Path) -> Non
     assert told["strategy"]["tp"] == 2
     assert (tmp_path / "o" / "config.yaml").read_text() == told["files"]["config.yaml"]
     assert (tmp_path / "o" / "start.sh").read_text() == f"#!/bin/sh\n{told['command']}\n"
-    with pytest.raises(InputError, match="says no workload"):
+    with pytest.raises(InputError, match="names no workload"):
         run(str(tmp_path / "best.json"))
 
 
@@ -64,7 +64,7 @@ def test_the_best_of_a_search_is_exported(tmp_path: Path) -> None:
 
 
 def test_without_anything_to_export_it_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected a folder or a file"):
+    with pytest.raises(InputError, match="expected a folder or file"):
         run("--to", "vllm")
     with pytest.raises(InputError, match="cannot read"):
         run(str(tmp_path / "none.json"))
@@ -139,7 +139,7 @@ APART = {
         ("ways.apart.decode.strategy.tp", [], "tp: .*valid integer"),
         ("ways.apart.decode.strategy.dims", [2, 1], "expected 10 choices|dims"),
         ("ways.apart.decode.strategy", None, "strategy"),
-        ("ways.apart", None, "says that 'apart' wins, and nothing of how"),
+        ("ways.apart", None, "says that 'apart' wins, but has no strategy for it"),
         ("ways", 5, "ways"),
         ("winner", 5, "winner"),
         ("kinds", [], "at least one kind"),
