@@ -83,9 +83,14 @@ def test_an_option_means_the_same_in_every_command() -> None:
         for parameter in command.params:
             meanings.setdefault(parameter.opts[0], set()).add(parameter.help or "")
             assert parameter.help, f"{name} {parameter.opts[0]}"
-    # A calibration is a file, pictures of a validation go beside what is there; each command has settings of its own.
+    # A calibration is a file, pictures of a validation go beside what is there; each command has settings of its own;
+    # export writes the benchmark that tune-live runs.
     arguments = {name for name in meanings if not name.startswith("-")}
-    assert {option for option, texts in meanings.items() if len(texts) > 1} - arguments == {"--out", "--set"}
+    assert {option for option, texts in meanings.items() if len(texts) > 1} - arguments == {
+        "--out",
+        "--set",
+        "--benchmark",
+    }
 
 
 def test_the_commands_have_no_more_than_45_parameters_between_them() -> None:

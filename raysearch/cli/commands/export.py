@@ -73,7 +73,11 @@ def export_strategy(
     ] = None,
     benchmark: Annotated[
         Literal["aiperf", "vllm-bench", "genai-perf", "guidellm"] | None,
-        Setting("Tool that measures the deployment; adds benchmark.sh, which prints what tune-live reads."),
+        typer.Option(
+            "--benchmark",
+            help="Tool that measures the deployment; adds benchmark.sh, which prints what tune-live reads.",
+            show_default="none",
+        ),
     ] = None,
     out: Annotated[Path | None, _OUT] = None,
     as_json: JsonOption = False,
@@ -88,7 +92,7 @@ def export_strategy(
       raysearch export results/qwen --to vllm
       raysearch export results/qwen --to dynamo --alternative 2 --out deploy
       raysearch export results/pools --to llm-d --out deploy
-      raysearch export results/qwen --to vllm --set benchmark=aiperf --out bench
+      raysearch export results/qwen --to vllm --benchmark aiperf --out bench
       raysearch export best.json -w gpt_moe_1_2t_16k --to megatron
       raysearch export --model qwen3_32b --isl 4000 --osl 500 --engine sglang --tp 4 --batch 32 --to sglang
       raysearch export best.json -w gpt_moe_1_2t_16k --to dtensor --set ops=qkv_proj,attention,o_proj --out mine

@@ -57,7 +57,7 @@ def tune_live(
         typer.Option(
             "--benchmark",
             help="module:function that takes (workload, strategy) and returns a Measurement, a folder of `export "
-            "--set benchmark=TOOL`, or a shell command whose last line is JSON; {tp}, {batch}, ... are filled in",
+            "--benchmark TOOL`, or a shell command whose last line is JSON; {tp}, {batch}, ... are filled in",
         ),
     ],
     within: Annotated[str, Setting("Acceptable loss against the best, as 2% or 0.02.")] = "2%",
@@ -84,7 +84,7 @@ def tune_live(
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure
       raysearch tune-live --model qwen3_32b --isl 4000 --osl 500 --gpus 8 \\
         --tpot-ms 30 --benchmark './bench.sh --tp {tp} --pp {pp} --concurrency {batch}' --out tuning
-      raysearch export results/qwen --to vllm --set benchmark=aiperf --out bench
+      raysearch export results/qwen --to vllm --benchmark aiperf --out bench
       raysearch tune-live --model qwen3_32b --isl 4000 --osl 500 --gpus 8 --tpot-ms 30 --benchmark bench
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure --set within=1% --set certainty=0.95 --json
       raysearch tune-live -w mine.toml --benchmark my_cluster:measure --out tuning --resume

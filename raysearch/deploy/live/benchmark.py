@@ -56,7 +56,7 @@ def opened_benchmark(benchmark: str, workload: Workload, timeout_s: float, folde
 
     Args:
         benchmark: "module:function", called with (workload, strategy), which returns a `Measurement` or such a dict;
-            a folder that `raysearch export --set benchmark=` wrote; anything else is a shell command, see `of_command`.
+            a folder that `raysearch export --benchmark` wrote; anything else is a shell command, see `of_command`.
         workload: Whose strategies.
         timeout_s: After which a measurement has failed.
         folder: Of the tuning, by which its processes are known.

@@ -1,4 +1,4 @@
-"""A benchmark that starts each strategy's own server, as the folder of `raysearch export --set benchmark=` says."""
+"""A benchmark that starts each strategy's own server, as the folder of `raysearch export --benchmark` says."""
 
 from __future__ import annotations
 
