@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,12 @@ def test_the_recommendation_that_a_page_shows_and_its_export_are_what_is_printed
     assert page == "README.md" or len(words(exported)) == len(begun)
 
 
+@cache
+def reference_page(name: str) -> str:
+    """A generated page, made once for all tests."""
+    return PAGES[name]()
+
+
 def words(text: str) -> list[str]:
     """Lines are folded to the terminal's width."""
     return text.split()
@@ -101,16 +108,18 @@ def test_the_machine_and_the_model_of_the_guides_are_read(tmp_path: Path) -> Non
 
 
 def test_the_reference_has_every_command_key_and_column() -> None:
-    commands, configuration, records = (PAGES[name]() for name in ("commands", "configuration", "records"))
+    commands, configuration, records = map(reference_page, ("commands", "configuration", "records"))
     assert not [each.name for each in app.registered_commands if f"## raysearch {each.name}\n" not in commands]
     keys = {key for schema in CONFIGURATIONS for key in schema.model_fields}
     assert not [key for key in keys if f"| `{key}` |" not in configuration]
     assert not [column for column in CallRow._fields if f"| `{column}` |" not in records]
-    assert "### rs.recommend" in PAGES["python"]()
+    assert "### rs.recommend" in reference_page("python")
 
 
 def test_every_key_of_the_reference_has_a_text() -> None:
-    rows = [re.split(r"(?<!\\)\|", line) for page in PAGES.values() for line in page().split("\n") if line[:3] == "| `"]
+    rows = [
+        re.split(r"(?<!\\)\|", line) for name in PAGES for line in reference_page(name).split("\n") if line[:3] == "| `"
+    ]
     assert len(rows) > 500
     assert not [row[1] for row in rows if not row[3].strip()]
 

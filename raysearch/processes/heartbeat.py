@@ -21,6 +21,8 @@ BEAT_S = 5.0
 """[assumed] Seconds between two beats."""
 SILENT_S = 45.0
 """[assumed] What has not beaten for so long counts as dead: far above the few seconds a network file system stalls."""
+LONGEST_START_S = 16 * START_TIMEOUT_S
+"""[assumed] Longest time to start that repeated failures to do so may add up to."""
 _LOOK_S = 1.0
 
 
@@ -87,10 +89,14 @@ class Pulse:
 
 @final
 class Hearts:
-    """Watches several that beat; who falls silent is reported and ended, once."""
+    """Watches several that beat; whichever falls silent is reported and ended, once.
+
+    One that never beat has twice as long when it is watched again: on a busy machine its imports may take that long.
+    """
 
     def __init__(self) -> None:
         self._watched: dict[str, tuple[Pulse, Callable[[], None]]] = {}
+        self._start_s: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def watch(self, name: str, path: Path, end: Callable[[], None]) -> None:
@@ -107,9 +113,12 @@ class Hearts:
         """Looks at all of them."""
         with self._lock:
             for name, (pulse, end) in tuple(self._watched.items()):
-                limit_s = SILENT_S if pulse.beats else START_TIMEOUT_S
-                if pulse.silent_s > limit_s:
+                silent_s, start_s = pulse.silent_s, self._start_s.get(name, START_TIMEOUT_S)
+                limit_s = SILENT_S if pulse.beats else start_s
+                if silent_s > limit_s:
                     print(f"note: {name} gave no sign of life for {limit_s:g} s and is restarted", file=sys.stderr)
+                    if not pulse.beats:
+                        self._start_s[name] = min(2 * start_s, LONGEST_START_S)
                     del self._watched[name]
                     end()
 

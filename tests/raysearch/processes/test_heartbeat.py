@@ -51,3 +51,19 @@ def test_a_run_that_falls_silent_is_ended_once_and_the_others_are_not(
         time.sleep(0.05)
     assert killed == ["silent"]
     assert capsys.readouterr().err == "note: silent gave no sign of life for 0.2 s and is restarted\n"
+
+
+def test_a_run_that_never_beat_has_twice_as_long_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(heartbeat, "START_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(heartbeat, "LONGEST_START_S", 0.1)
+    hearts = Hearts()
+    for _ in range(3):  # whose third start has no more than the second: the longest
+        ended: list[bool] = []
+        hearts.watch("slow", tmp_path / "none", lambda ended=ended: ended.append(True))
+        while not ended:
+            hearts.look()
+            time.sleep(0.01)
+    limits = [line.split("for ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert limits == ["0.05 s and is restarted", "0.1 s and is restarted", "0.1 s and is restarted"]
