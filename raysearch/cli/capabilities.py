@@ -64,9 +64,8 @@ def machine_facts(name: str) -> MachineFacts:
     """What is known of a shipped machine."""
     hardware = load_hardware(name)
     curves, rates = hardware.curves, hardware.peak_flop_per_s
-    source = curves.calibration.data.get("scaled_from") if curves else None
-    carried = curves.carried_over if curves and source else None
-    kernels = f"carried over from {source}" if source else "measured" if curves else "assumed"
+    kernels = _kernels(curves) if curves else "assumed"
+    carried = curves.carried_over if curves and kernels != "measured" else None
     return MachineFacts(
         can=_DO,
         efficiencies=kernels,
@@ -78,6 +77,17 @@ def machine_facts(name: str) -> MachineFacts:
         topology=hardware.collectives.topology,
         formats=("bf16", *(name for name in ("fp8", "mxfp4", "nvfp4") if rates[name] > rates["bf16"])),
     )
+
+
+def _kernels(curves: Curves) -> str:
+    """On which machine a machine's kernels were measured, all of them or some."""
+    if source := curves.calibration.data.get("scaled_from"):
+        return f"carried over from {source}"
+    families = {series.split("/")[0] for series in curves.calibration.series}
+    if not curves.rest or "attention_decode" in families:
+        return "measured"
+    own = " and ".join(word for family, word in (("gemm", "GEMMs"), ("moe", "experts")) if family in families)
+    return f"{own} measured, the rest carried over from {curves.other_machine}"
 
 
 def _serving(curves: Curves) -> str:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import BYTES, Dtype
-from sim.prices.kernel_fallbacks import CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, leaning, slower_by, sources
+from sim.prices.kernel_fallbacks import AITER, CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, leaning, slower_by, sources
 from sim.prices.mixer_shapes import Convolution, SparseAttention, StateScan
 from sim.prices.priced import Interval, PricedKernel, error_interval, mean_error, together, wider
 
@@ -457,7 +457,7 @@ class Curves:
         record = self.calibration.series[series]
         parts = series.split("/")
         fallback = ""
-        if parts[0] in _BY_ENGINE and (dtype not in parts or self.engine != parts[1]):
+        if parts[0] in _BY_ENGINE and (dtype not in parts or parts[1] not in (self.engine, AITER)):
             fallback = f"{self.engine} {dtype} priced as {series}"
         elif on := record.get("measured_on"):
             fallback = f"{self.engine} {dtype} {_FAMILIES[parts[0]]} as measured on {on}"

@@ -65,6 +65,8 @@ def slower_by(dtype: str) -> float:
     return 1 / BYTES[dtype] if dtype in _NEVER_RUN else 1.0
 
 
+AITER, AITER_EXPERTS = "aiter", "aiter_fused_moe"
+"""The library whose kernels every engine runs on AMD's machines, and its fused experts."""
 EXPERT_KERNELS: Mapping[Source, tuple[str, ...]] = {
     Source("trtllm", "bf16"): ("moe_torch_flow_cutlass",),
     Source("trtllm", "fp8"): ("moe_torch_flow_cutlass",),
@@ -111,7 +113,7 @@ def sources(family: str, engine: str, dtype: str) -> Iterator[Source]:
     """Whose series may price a kernel, the best first.
 
     >>> list(sources("gemm", "vllm", "fp8"))
-    [Source(engine='vllm', dtype='fp8'), Source(engine='vllm', dtype='fp8_block')]
+    [Source(engine='vllm', dtype='fp8'), Source(engine='vllm', dtype='fp8_block'), ...]
     """
     if rather := _RATHER.get((family, engine, dtype)):
         yield rather
@@ -121,3 +123,5 @@ def sources(family: str, engine: str, dtype: str) -> Iterator[Source]:
     for key in (engine, dtype):
         if elsewhere := _ELSEWHERE.get((family, key)):
             yield elsewhere._replace(dtype=elsewhere.dtype or dtype)
+    for known in (dtype, *_FORMATS_ALIKE.get(dtype, ())):
+        yield Source(AITER, known)

@@ -34,7 +34,10 @@ def calibrate(
     ] = None,
     system: Annotated[
         str,
-        Setting("PATH is AIConfigurator's wheel or folder: read this machine of its database, newest versions only."),
+        Setting(
+            "PATH is a public database: read this machine of AIConfigurator's wheel or folder (b200_sxm), newest "
+            "versions only, or of a folder of ROCm/aiter's tuned tables (gfx942, gfx950)."
+        ),
     ] = "",
     sister: Annotated[
         str,
@@ -67,13 +70,13 @@ def calibrate(
       raysearch calibrate runs/ --out b200.json --hardware b200_sxm --set runs --set beside=h100_sxm=h100_runs/
       raysearch calibrate measured/ --out mine.json --hardware my_machine.toml --set source="own cluster" --json
       raysearch calibrate aiconfigurator_core.whl --out b200.json --hardware b200_sxm --set system=b200_sxm
+      raysearch calibrate aiter/configs --out mi355x.json --hardware mi355x --set system=gfx950
     \b
     Then name the file in the hardware file: calibration = "mine.json"
     """
     from raysearch.base.errors import InputError
     from raysearch.base.progress import telling
     from raysearch.fidelity.calibration.coefficients import fit_directory, write_coefficients
-    from raysearch.fidelity.calibration.public_database import write_tables
 
     if out.suffix != ".json":
         raise InputError(f"--out: expected the name of a .json file, got {str(out)!r}")
@@ -94,8 +97,7 @@ def calibrate(
         folder = path
         if system:
             folder = Path(tables)
-            found = "; ".join(write_tables(path, system, folder))
-            own = f"{path.name}: {system} of AIConfigurator's performance database (Apache-2.0): {found}"
+            own = _public_tables(path, system, int(header["machine"]["sms"]), folder)
             provenance["source"] = f"{source}; {own}" if source else own
         of_sister = load_calibrated(sister) if sister else None
         content = fit_directory(folder, provenance, header, partial(load_machine, hardware), tell, of_sister)
@@ -112,6 +114,18 @@ def calibrate(
     if why := content.get("serving", {}).get("left_at_defaults"):
         print(f"serving left at the defaults: {why}")
     print(f"{'wrote' if written else 'unchanged:'} {out}")
+
+
+def _public_tables(path: Path, system: str, units: int, folder: Path) -> str:
+    """Writes a public database's rows of a machine as tables, and says where they come from."""
+    from raysearch.fidelity.calibration.public_database import write_tables
+    from raysearch.fidelity.calibration.tuned_tables import is_tuned, write_tuned_tables
+
+    if is_tuned(path):
+        found = "; ".join(write_tuned_tables(path, system, units, folder))
+        return f"{path.name}: {system} of ROCm/aiter's tuned tables (MIT): {found}"
+    found = "; ".join(write_tables(path, system, folder))
+    return f"{path.name}: {system} of AIConfigurator's performance database (Apache-2.0): {found}"
 
 
 def _kernels(hardware: str, source: str) -> JsonObject:

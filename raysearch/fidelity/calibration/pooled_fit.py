@@ -31,6 +31,7 @@ class Cell(NamedTuple):
         kind: "moe" or "dense".
         weights: Format of the experts, or of all weights.
         drafts: "mtp" where layers of multi-token prediction draft, else "".
+        maker: Of the machine, where its file names one; NVIDIA's do not: what most runs share stands for them.
     """
 
     family: str
@@ -40,14 +41,14 @@ class Cell(NamedTuple):
     kind: str
     weights: str
     drafts: str
+    maker: str = ""
 
 
-def cell_of_run(run: ServingRun, system: str) -> Cell:
-    """The cell of a run on a machine."""
+def cell_of_run(run: ServingRun, system: str, maker: str = "") -> Cell:
+    """The cell of a run on a machine, by its name and its maker's."""
     kind, drafts = "moe" if run.model.is_moe else "dense", "mtp" if run.speculation else ""
-    return Cell(
-        run.backend, run.generation, system, run.model.name, kind, run.model.expert_dtype or run.weights, drafts
-    )
+    weights = run.model.expert_dtype or run.weights
+    return Cell(run.backend, run.generation, system, run.model.name, kind, weights, drafts, maker)
 
 
 class Effect(NamedTuple):
@@ -60,7 +61,7 @@ class Effect(NamedTuple):
 
 _FAMILY, _GENERATION = ("family",), ("engine",)
 EFFECTS: Mapping[str, tuple[Effect, ...]] = {
-    # [assumed] widths: those under which whole models and workloads held out came out best, of five or six tried.
+    # [assumed] widths: those under which whole models and workloads held out came out best, of some twenty tried.
     "kernel_factor": (
         Effect(_FAMILY, 0.01),
         Effect(_GENERATION, 0.03),
@@ -71,15 +72,26 @@ EFFECTS: Mapping[str, tuple[Effect, ...]] = {
         Effect(("engine", "model"), 0.08),
         Effect(("family", "model", "system"), 0.08),
         Effect(("family", "model", "system", "weights"), 0.08),
+        Effect(("model", "system"), 0.08),
         Effect(("family", "drafts"), 0.2),
+        Effect(("maker",), 0.3),
+        Effect(("engine", "maker"), 0.2),
+        Effect(("maker", "system"), 0.1),
     ),
-    "step_s": (Effect(_FAMILY, 0.3, np.log(0.5e-3)), Effect(_GENERATION, 0.3)),
+    "step_s": (
+        Effect(_FAMILY, 0.3, np.log(0.5e-3)),
+        Effect(_GENERATION, 0.3),
+        Effect(("engine", "maker"), 0.5),
+        Effect(("engine", "maker", "system"), 0.4),
+    ),
     "layer_s": (
         Effect((), 0.1, np.log(5e-6)),
         Effect(_FAMILY, 0.1),
         Effect(("family", "kind"), 0.1),
         Effect(("system",), 0.1),
-        Effect(("family", "model"), 0.6),
+        Effect(("family", "model"), 0.8),
+        Effect(("maker",), 0.3),
+        Effect(("engine", "maker"), 0.4),
     ),
     "sequence_s": (
         Effect(_FAMILY, 0.3, np.log(0.8e-5)),
@@ -88,8 +100,11 @@ EFFECTS: Mapping[str, tuple[Effect, ...]] = {
     ),
     "prompt_factor": (
         Effect(_FAMILY, 0.1, -0.8),
-        Effect(("engine", "system"), 0.4),
-        Effect(("engine", "system", "model"), 0.4),
+        Effect(("weights",), 0.2),
+        Effect(("engine", "system"), 0.2),
+        Effect(("engine", "system", "model"), 0.8),
+        Effect(("maker",), 0.3),
+        Effect(("engine", "maker"), 0.3),
     ),
     "prefill_share": (Effect(_FAMILY, 0.5, 1.5), Effect(_GENERATION, 0.5)),
 }
@@ -190,9 +205,10 @@ class PooledTimes:
             cells: Of all runs, of this and of other machines.
         """
         found: JsonObject = {}
+        maker = next((cell.maker for cell in cells if cell.system == system), "")
         for family, engine in sorted({(cell.family, cell.engine) for cell in cells}):
-            plain = Cell(family, engine, system, "", "dense", "", "")
-            known = {cell[3:] for cell in cells if cell.family == family}
+            plain = Cell(family, engine, system, "", "dense", "", "", maker)
+            known = {cell[3:7] for cell in cells if cell.family == family}
             known = sorted(known | {(model, kind, "", "") for model, kind, *_ in known})
             own = {
                 cell_of(model, weights, drafts=bool(drafts)) if weights else model: self._rounded(

@@ -26,6 +26,8 @@ from sim.json_object import JsonFields, JsonObject
 from sim.prices.engine import BARE, EngineTimes, times_of
 from sim.serving.phases import Pace
 
+_FEW_MODELS = 3
+"""Models of a maker's machines below which whole machines are held out in their place."""
 JUDGED_BY = 40
 """Runs of a machine below which its intervals are those of machines that were left out whole."""
 
@@ -91,7 +93,10 @@ def measured_runs(folders: Sequence[tuple[Path, str]], machine: Callable[[str], 
     new = np.zeros(len(runs), dtype=bool)
     new[np.unique(keys, return_index=True)[1]] = True
     weights = (new & stating_their_batch(runs) & steps.priced).astype(float)
-    cells = [cell_of_run(run, system) for run, system in zip(runs, systems, strict=True)]
+    cells = [
+        cell_of_run(run, system, machine(system)(run.kernels).vendor or "")
+        for run, system in zip(runs, systems, strict=True)
+    ]
     layers = np.array([run.model.layers for run in runs], dtype=float)
     return MeasuredRuns(runs, systems, Pool(cells, layers, steps, measured_s, weights))
 
@@ -114,30 +119,36 @@ def _joined(parts: Sequence[Steps]) -> Steps:
 def pooled_serving(measured: MeasuredRuns, system: str) -> JsonObject:
     """Engines' times of a machine and the intervals around them, as the key "serving" of its calibration.
 
-    The intervals are conformal: by whole workloads held out where the model is known, by whole models where it is not,
-    of all machines of some runs together; of a machine of few runs by whole machines held out. The kernels that are
-    usual are those of the same runs.
+    The intervals are conformal: by whole workloads held out where the model is known, by whole models where it is not
+    (by whole machines where too few models ran), of all machines of its maker and some runs together; of a machine of
+    few runs by whole machines held out. The kernels that are usual are those of the same runs.
 
     Args:
         measured: Runs of this machine and of others, or of others alone.
         system: Its name.
     """
     pool, rows = measured.pool, {name: measured.systems.count(name) for name in set(measured.systems)}
-    judged = np.array([rows[name] >= JUDGED_BY for name in measured.systems], dtype=bool) & pool.steps.priced
-    own = np.array([name == system for name in measured.systems], dtype=bool) & pool.steps.priced
+    own = np.array([name == system for name in measured.systems], dtype=bool)
+    maker = next((pool.cells[row].maker for row in np.flatnonzero(own).tolist()), "")
+    alike = np.array([rows[c.system] >= JUDGED_BY and c.maker == maker for c in pool.cells], dtype=bool)
+    judged, own = alike & pool.steps.priced, own & pool.steps.priced
+    models = {cell.model for cell, kept in zip(pool.cells, judged, strict=True) if kept}
+    groups, labels = measured.models, measured.workloads
+    if len(models) < _FEW_MODELS:
+        groups, labels = measured.systems, list(zip(measured.workloads, measured.systems, strict=True))
     if rows.get(system, 0) >= JUDGED_BY:
         by_workload = held_out(pool, measured.workloads, len(measured.runs))
-        by_model = held_out(pool, measured.models, len(measured.runs))
+        by_group = held_out(pool, groups, len(measured.runs))
         kinds = {
-            "measured": _residuals(measured, by_workload, judged & measured.elsewhere, _dealt(measured.workloads)),
-            "unmeasured": _residuals(measured, by_model, judged, measured.models, few=True),
+            "measured": _residuals(measured, by_workload, judged & measured.elsewhere, _dealt(labels, judged)),
+            "unmeasured": _residuals(measured, by_group, judged, groups, few=True),
         }
         scored = own & measured.elsewhere
     else:
         by_workload = held_out(pool, measured.systems, len(measured.runs))
         unseen = _residuals(measured, by_workload, judged, measured.systems, few=True)
         kinds, scored = {"measured": unseen, "unmeasured": unseen}, judged
-    kinds["bare"] = _residuals(measured, [BARE] * len(measured.runs), judged, measured.models, few=True)
+    kinds["bare"] = _residuals(measured, [BARE] * len(measured.runs), judged, groups, few=True)
     intervals: JsonObject = {}
     for kind, residuals in kinds.items():
         widths = fit_widths(residuals)
@@ -205,8 +216,8 @@ def _residuals(
     return residuals_of(runs, steps, measured.pool.measured_s[at], chosen, [groups[i] for i in at], few=few)
 
 
-def _dealt(workloads: Sequence[Hashable]) -> list[Hashable]:
-    """[runs] one of a few parts that each workload is dealt into."""
-    known = sorted({str(workload) for workload in workloads})
+def _dealt(workloads: Sequence[Hashable], judged: Bools) -> list[Hashable]:
+    """[runs] one of a few parts that each workload of the judged runs is dealt into; -1 for those of others alone."""
+    known = sorted({str(workload) for workload, kept in zip(workloads, judged, strict=True) if kept})
     dealt = dict(zip(known, np.random.default_rng(1).permutation(len(known)) % FOLDS, strict=True))
-    return [int(dealt[str(workload)]) for workload in workloads]
+    return [int(dealt.get(str(workload), -1)) for workload in workloads]

@@ -21,7 +21,9 @@ def test_every_machine_and_model_is_listed_with_what_is_known_of_it() -> None:
     assert (machines["l40s"]["efficiencies"], machines["l40s"]["serving"]) == ("measured", "carried over from h100_sxm")
     assert machines["h100_sxm"]["serving"] == machines["b200_sxm"]["serving"] == "measured"
     assert machines["gb300_nvl72"]["serving"] == "carried over from several machines"
-    assert machines["mi300x"]["efficiencies"] == "carried over from h100_sxm"
+    assert machines["h20_sxm"]["efficiencies"] == "carried over from h100_sxm"
+    assert machines["mi355x"]["efficiencies"] == "GEMMs and experts measured, the rest carried over from h100_sxm"
+    assert machines["mi355x"]["serving"] == "measured"
     assert (machines["mi300x"]["topology"], machines["h100_nvl"]["rack_gpus"]) == ("mesh", 8)
     assert all(facts["bias"] for facts in machines.values() if facts["efficiencies"] != "measured")
     assert machines["a100_40_sxm"]["formats"] == ["bf16"]

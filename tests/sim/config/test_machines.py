@@ -31,6 +31,7 @@ from sim.workload import DegreeTables
 MACHINES = list_names("hardware")
 MEASURED = default_hardware()
 MEASURED_IN_PART = [name for name in MACHINES if name != MEASURED and name in list_names("calibration")]
+OF_ANOTHER_MAKER = [name for name in MEASURED_IN_PART if load_hardware(name).vendor]
 LARGE = 2.0**30
 
 
@@ -47,7 +48,7 @@ def test_every_machine_evaluates_and_optimises_the_quickstarts_model(name: str) 
     assert low < best.tpot_s < high
 
 
-@pytest.mark.parametrize("name", MEASURED_IN_PART)
+@pytest.mark.parametrize("name", [name for name in MEASURED_IN_PART if name not in OF_ANOTHER_MAKER])
 def test_a_machine_with_kernels_of_its_own_lends_only_what_was_not_measured(name: str) -> None:
     workload = load_workload("llama_3_1_405b_8k", hardware=name)
     curves = workload.hardware.curves
@@ -61,6 +62,19 @@ def test_a_machine_with_kernels_of_its_own_lends_only_what_was_not_measured(name
         for shape in (Gemm(64, 4096, 4096), DecodeAttention(32, 4000, 8, 1, 128, False))
     ]
     assert all(priced and not priced.extrapolated for priced in kernels)
+
+
+@pytest.mark.parametrize("name", OF_ANOTHER_MAKER)
+def test_a_tuned_table_prices_gemms_and_what_it_lacks_is_carried_over(name: str) -> None:
+    curves = load_hardware(name).curves
+    assert curves is not None
+    for engine in ("vllm", "sglang"):
+        own = curves.under(engine=engine).kernel(Gemm(64, 4096, 4096), "fp8_block", "fp8_block")
+        carried = curves.under(engine=engine).kernel(DecodeAttention(32, 4000, 8, 1, 128, False), "bf16", "bf16")
+        assert own
+        assert not own.extrapolated
+        assert carried
+        assert f"carried over from {MEASURED}" in carried.extrapolated
 
 
 @pytest.mark.parametrize("name", [name for name in MACHINES if name not in (MEASURED, *MEASURED_IN_PART)])

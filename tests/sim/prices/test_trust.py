@@ -33,7 +33,7 @@ def machine(errors: ErrorModel) -> Hardware:
 
 
 def test_what_efficiencies_of_another_machine_may_be_off_comes_on_top_whole() -> None:
-    other = replace(load_hardware("mi300x"), errors=ERRORS)
+    other = replace(load_hardware("h20_sxm"), errors=ERRORS)
     assert other.curves is not None
     carried = other.curves.carried_over.interval
     usual = together(
@@ -41,7 +41,7 @@ def test_what_efficiencies_of_another_machine_may_be_off_comes_on_top_whole() ->
     )  # kernels as sure as those of the runs, on the machine that they were measured on
     found = step_interval(other, "vllm", "known", moe=False).stated(0.2, usual)
     assert found.factors == pytest.approx(together(NARROW.at(0.2, moe=False), carried))
-    assert found.because == "efficiencies and serving runs are those of h100_sxm, not of mi300x"
+    assert found.because == "efficiencies and serving runs are those of h100_sxm, not of h20_sxm"
 
 
 def test_a_measured_model_has_the_narrow_interval_and_others_a_wider_one_with_the_reason() -> None:

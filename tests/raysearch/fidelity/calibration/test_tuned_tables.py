@@ -1,0 +1,72 @@
+"""AMD's tuned tables become those that a calibration reads, of one chip and in formats that the simulator has."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from raysearch.base.errors import InputError
+from raysearch.cli.app import app
+from raysearch.fidelity.calibration.measured_tables import read_table
+from raysearch.fidelity.calibration.tuned_tables import is_tuned, write_tuned_tables
+
+GEMM = {"gfx": "gfx950", "cu_num": 256, "libtype": "ck", "q_dtype_w": ""}
+EXPERTS = {"cu_num": 256, "model_dim": 7168, "inter_dim": 256, "topk": 8, "q_type": "QuantType.per_1x128"}
+EXPERTS |= {"q_dtype_w": "torch.float8_e4m3fn", "use_g1u1": 1}
+
+
+def published(folder: Path) -> Path:
+    """GEMMs of two formats and experts, each with rows that are not meant."""
+    folder.mkdir(parents=True)
+    shapes = list(itertools.product((1, 64, 1024, 8192), (1024, 4096, 8192), (1024, 4096, 8192)))
+    blocks = [GEMM | {"M": m, "N": n, "K": k, "us": 4 + 2 * m * n * k / 1e9} for m, n, k in shapes]
+    other = [blocks[0] | {"us": 1.0, "gfx": "gfx1250"}, blocks[0] | {"us": 1.0, "cu_num": 80}, blocks[1] | {"us": -1}]
+    slower = [blocks[5] | {"us": 1e6}]
+    pd.DataFrame(blocks + other + slower).to_csv(folder / "a8w8_blockscale_tuned_gemm_ds_v3.csv", index=False)
+    integers = [blocks[0] | {"q_dtype_w": "torch.int8"}, blocks[0] | {"q_dtype_w": "torch.float8_e4m3fn"}]
+    pd.DataFrame(integers).to_csv(folder / "a8w8_tuned_gemm.csv", index=False)
+    pd.DataFrame(blocks[:1]).to_csv(folder / "bf16_tuned_batched_gemm.csv", index=False)
+    rows = [EXPERTS | {"token": 64, "expert": 256, "us": 90.0}, EXPERTS | {"token": 64, "expert": 256, "us": 0.0}]
+    rows += [rows[0] | {"q_type": "QuantType.per_Tensor", "q_dtype_w": "torch.int8"}]
+    pd.DataFrame(rows).to_csv(folder / "tuned_fmoe.csv", index=False)
+    (folder / "untuned_gemm.csv").write_text("M,N,K\n1,2,3\n", encoding="utf-8")
+    return folder
+
+
+def test_the_fastest_kernel_of_each_shape_of_a_chip_is_read_in_the_format_of_its_file(tmp_path: Path) -> None:
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    told = write_tuned_tables(published(tmp_path / "configs"), "gfx950", 256, tables)
+    assert told == ["gemm.csv: 37 shapes", "moe.csv: 1 shapes"]
+    gemm, moe = read_table(tables, "gemm"), read_table(tables, "moe")
+    assert gemm is not None
+    assert moe is not None
+    assert gemm.groupby("dtype").size().to_dict() == {"fp8": 1, "fp8_block": 36}
+    times = gemm["latency_us"].tolist()
+    assert 4 < min(times) < max(times) < 1e4
+    assert moe.to_dict("records")[0]["dtype"] == "fp8_block"
+
+
+def test_a_chip_that_no_row_is_of_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    folder = published(tmp_path / "configs")
+    with pytest.raises(InputError, match=r"no row of gfx950 with 304 compute units: it has .*gfx950 of 256 units"):
+        write_tuned_tables(folder, "gfx950", 304, tmp_path)
+    assert is_tuned(folder)
+    assert not is_tuned(tmp_path / "nothing")
+
+
+def test_a_folder_of_tuned_tables_is_calibrated_with_its_licence(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "mi355x.json"
+    words = ["calibrate", str(published(tmp_path / "configs")), "--out", str(out), "--hardware", "mi355x"]
+    told = CliRunner().invoke(app, [*words, "--set", "system=gfx950"], catch_exceptions=False)
+    assert told.exit_code == 0, told.output
+    content = json.loads(out.read_text(encoding="utf-8"))
+    assert "gfx950 of ROCm/aiter's tuned tables (MIT): gemm.csv: 37 shapes" in content["provenance"]["source"]
+    assert "gemm/aiter/fp8_block" in content["series"]
