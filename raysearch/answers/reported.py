@@ -119,7 +119,7 @@ class ReportResult(Result):
         if any(run["searcher"] == "megatron" for run in report.runs):
             yield MEGATRON_NOTE
         if any((row["fraction_of_optimum"] or 0.0) > 1 + 1e-9 for row in report.scores):
-            yield "Where f/f* exceeds 1, a heuristic's sharding lies outside the space that the others search."
+            yield "Where f/f* exceeds 1, a heuristic's sharding is outside the space that the others search."
         if self.published:
             yield ""
             yield published_table(self.published, beside_published(self.published, report.runs))

@@ -109,7 +109,7 @@ def step_interval(hardware: Hardware, engine: str | None, model: str, *, moe: bo
         same = error_interval(errors.serving)
         return StepInterval(lambda _: same, EXACT, None, "no serving run of this machine was measured")
     if engine is None:
-        widths, because = runs.bare, "no engine is named, whose own time would come on top"
+        widths, because = runs.bare, "no engine is named, so its time per step is not included"
     elif model in runs.models.get(engine, runs.models.get(engine.partition("<")[0], frozenset())):
         widths, because = runs.measured, ""
     else:
