@@ -15,8 +15,11 @@ TOKENS, GATHERED_TOKENS, GATHERED = 3, 4, 5
 same with weights that are sharded at rest and gathered at use; replicated, with weights gathered at use."""
 FIRST_DECLARED = 6
 """Numbers from here on belong to choices that users declare: see `sim.layers.choices.declare_choice`."""
-MOST_CHOICES = 16
-"""All numbers lie below. [assumed] ten declared choices of one op are plenty."""
+GRID = (16, 17)
+"""Choices of the two-dimensional space: both dims of the op, dim 0 over the outer and dim 1 over the inner sub-axis of
+tp; or dim 1 over the outer one. Declared choices lie below. [assumed] ten of one op are plenty."""
+MOST_CHOICES = 18
+"""All numbers lie below."""
 
 
 VOCABULARY_OPS: tuple[str, ...] = ("embedding", "lm_head", "sampling")

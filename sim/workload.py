@@ -18,7 +18,8 @@ PhaseName = str
 SpaceName = str
 """The strategies that a search may choose: "paper", "joint", "extended", or an engine's name for what it can run; see
 `sim.optimum.spaces`."""
-OWN_SPACES = ("paper", "joint", "extended", "generated")
+TWO_DIMENSIONAL = "two_dimensional"
+OWN_SPACES = ("paper", "joint", "extended", "generated", TWO_DIMENSIONAL)
 """Spaces that are no engine's: their strategies are judged by what hardware and model allow."""
 GroupChoices = Literal["shared", "own"]
 """Whether all groups of a model's layers have one choice per fused op, or each group its own."""

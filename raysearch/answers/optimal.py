@@ -16,7 +16,7 @@ from raysearch.base.errors import InputError
 from raysearch.base.file_io import degrees_text, strategy_dict
 from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.optima.certificate_files import CountProgress, write_certificate
-from raysearch.optima.named_spaces import SPACES, SpaceBest, best_of_space
+from raysearch.optima.named_spaces import COMPARED, SpaceBest, best_of_space
 from raysearch.optima.optimum_cache import CachedOptimum, find_cached_optimum
 from sim.config.question import Question
 from sim.engines.engine_registry import lacking_formats
@@ -227,10 +227,10 @@ class SpacesResult(Result):
 
     @classmethod
     def of(cls, workload: Workload, *, fresh: bool = False, bars: Bars = no_bars) -> SpacesResult:
-        """Searches each; the generated one, which takes minutes, is left out."""
+        """Searches each of them."""
         engine = (workload.engine.family,) if workload.engine else ()
         bests: dict[str, SpaceBest] = {}
-        for name in (*(each for each in SPACES if each != "generated"), *engine):
+        for name in (*COMPARED, *engine):
             with bars(f"best of {workload.name}, {name}") as progress:
                 bests[name] = best_of_space(workload, name, progress, fresh=fresh)
         return cls(workload, bests)

@@ -1,7 +1,7 @@
 """Named strategy spaces of a workload, and the exact best of each, cached on disk beside the optima.
 
->>> list(SPACES)
-['megatron', 'megatron-sp', 'paper', 'joint', '+context', '+degrees', '+tokens', '+gathered', 'extended', 'generated']
+>>> list(COMPARED)
+['megatron', 'megatron-sp', 'paper', 'joint', '+context', '+degrees', '+tokens', '+gathered', 'extended']
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from sim.optimum.spaces import (
     heuristic_space,
     joint_space,
     paper_space,
+    two_dimensional_space,
 )
-from sim.strategy import FIRST_DECLARED, Strategy
-from sim.workload import Workload
+from sim.strategy import FIRST_DECLARED, GRID, Strategy
+from sim.workload import TWO_DIMENSIONAL, Workload
 
 
 def _widened(extension: str, workload: Workload) -> Space:
@@ -47,9 +48,12 @@ SPACES: Mapping[str, Callable[[Workload], Space]] = {
     **{f"+{extension}": partial(_widened, extension) for extension in EXTENSIONS},
     "extended": extended_space,
     "generated": generated_space,
+    TWO_DIMENSIONAL: two_dimensional_space,
 }
 """Heuristics at all degrees, the paper's space, the joint one, that with each extension alone, with all of them, and
-with choices of embedding and LM head besides."""
+with choices of embedding and LM head besides; and the joint one with ops that shard two dims."""
+COMPARED = tuple(name for name in SPACES if name not in ("generated", TWO_DIMENSIONAL))
+"""Those that are compared by default."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def best_of_space(
     """
     space = named_space(workload, name)
     foreign = space.engine is not None and space.engine.name not in SHIPPED
-    if foreign or any(max(table) >= FIRST_DECLARED for table in space.choices.values()):
+    if foreign or any(FIRST_DECLARED <= choice < min(GRID) for table in space.choices.values() for choice in table):
         return _search(space, progress)
     path = cache_dir() / f"{workload.config_hash}-{name.lstrip('+')}-{simulator_digest()}.json"
     if fields := None if fresh else read_kept(path, _KeptSpaceBest, workload):

@@ -20,12 +20,14 @@ from typing import Literal
 
 from sim.layers.declared import DeclaredChoice, DeclaredWork, declared_choices, keep_choice, next_number, withdraw
 from sim.layers.ops import FusedOp, Layer, Tensor, gathers_weight
-from sim.sharding.placement import PARTIAL, REPLICATE, Placement, Shard
+from sim.sharding.grid import GridShard, grid_of
+from sim.sharding.placement import PARTIAL, REPLICATE, Placement, PlacementError, Shard
 from sim.sharding.rule_check import prove
 from sim.sharding.rules import Operation, Rule, RunOp, label_rule, parse_rule, rules_of
-from sim.strategy import FIRST_DECLARED, NONE
+from sim.strategy import FIRST_DECLARED, GRID, NONE
 
-MatrixDim = Literal["rows", "columns", "neither"]
+HeldDim = Literal["rows", "columns", "neither"] | GridShard
+"""What a GPU holds a share of: rows or columns of a matrix, or of both over two sub-axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class OpRule:
 @lru_cache(maxsize=1024)
 def rule(op: FusedOp, layer: Layer, choice: int) -> OpRule:
     """The rule behind a strategy's choice for an op: it shards a label, or replicates."""
+    if choice in GRID:
+        return _op_rule(op, grid_rule(op.operation, *op.label(choice)), passes_partial=False)
     if choice >= FIRST_DECLARED:
         declared = declared_choices(op.key)[choice]
         return _op_rule(op, declared.rule, passes_partial=declared.sums_late)
@@ -60,6 +64,30 @@ def rule(op: FusedOp, layer: Layer, choice: int) -> OpRule:
         picked = _gathering(operation, picked)
     late = choice == NONE and Rule((PARTIAL, *whole[1:]), REPLICATE) in rules_of(operation, ())
     return _op_rule(op, picked, passes_partial=late)
+
+
+def grid_rule(operation: Operation, outer: str, inner: str) -> Rule:
+    """The rule that shards one letter over the outer sub-axis and another over the inner one: one rule after the other.
+
+    Of the pieces that the first leaves the second is right again. Communication inside is each one's own, on its
+    sub-axis; then the rule cannot be executed as it is.
+
+    Raises:
+        PlacementError: They shard a dim in common, or in no plain chunks.
+    """
+    first, second = (label_rule(operation, letter) for letter in (outer, inner))
+    inputs = tuple(map(grid_of, first.inputs, second.inputs))
+    return Rule(inputs, grid_of(first.output, second.output))
+
+
+@lru_cache(maxsize=256)
+def has_grid(op: FusedOp) -> bool:
+    """Whether an op can shard both its letters at once: one is tokens or hidden, and no dim is sharded twice."""
+    try:
+        grid_rule(op.operation, *op.labels)
+    except PlacementError:
+        return False
+    return bool(set(op.labels) & set("tcd"))
 
 
 def _op_rule(op: FusedOp, picked: Rule, *, passes_partial: bool) -> OpRule:
@@ -74,7 +102,7 @@ def _gathering(operation: Operation, picked: Rule) -> Rule:
 
 
 @lru_cache(maxsize=1024)
-def kept_tensors(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, MatrixDim], ...]:
+def kept_tensors(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, HeldDim], ...]:
     """The tensors that an op leaves and reads under a choice, its output first, and the dim that tp shards of each."""
     op_rule = rule(op, layer, choice)
     tensors = [layer.tensor(name) for name in (op.output, *op.inputs)]
@@ -82,8 +110,10 @@ def kept_tensors(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, 
     return tuple((tensor, sharded_dim(tensor, shard)) for tensor, shard in zip(tensors, placements, strict=True))
 
 
-def sharded_dim(tensor: Tensor, placement: Placement) -> MatrixDim:
+def sharded_dim(tensor: Tensor, placement: Placement) -> HeldDim:
     """Which dim of [rows, columns] a placement shards; the last dim is the columns, any other a part of the rows."""
+    if isinstance(placement, GridShard):
+        return placement
     if placement.holds != "shard":
         return "neither"
     return "columns" if placement.dims == (len(tensor.letters) - 1,) else "rows"

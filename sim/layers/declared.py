@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sim.sharding.rules import Rule
-from sim.strategy import FIRST_DECLARED, MOST_CHOICES
+from sim.strategy import FIRST_DECLARED, GRID
 
 DeclaredWork = Callable[[Any, Any], Any]
 """From a `sim.ops.rank.Rank` and the fused op to its `sim.ops.work.Work`."""
@@ -76,9 +76,9 @@ def next_number(key: OpKey, name: str) -> int:
     if any(choice.name == name for choice in declared_choices(key).values()):
         raise ValueError(f"{key[0]} has a choice {name!r} already; give yours another name")
     number = _NUMBERS.get(key, FIRST_DECLARED)
-    if number >= MOST_CHOICES:
+    if number >= min(GRID):
         raise ValueError(
-            f"{key[0]} has been given {MOST_CHOICES - FIRST_DECLARED} choices, the most there can be; declare fewer"
+            f"{key[0]} has been given {min(GRID) - FIRST_DECLARED} choices, the most there can be; declare fewer"
         )
     return number
 

@@ -16,7 +16,7 @@ from sim.layers.declared import OpKey, declared_choices
 from sim.layers.model import LayerGroup
 from sim.sharding.placement import Shard
 from sim.sharding.rules import Operation, rules_of
-from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, NONE, TOKENS
+from sim.strategy import CHOICES, FIRST_DECLARED, GATHERED, GATHERED_TOKENS, GRID, NONE, TOKENS
 
 Side = Literal["attention", "experts"]
 """The mesh whose group shares an op: attention's, or that of the experts or of the one feed-forward network."""
@@ -138,7 +138,7 @@ class FusedOp:
 
     @lru_cache(maxsize=4096)  # noqa: B019 ops live as long as the process
     def label(self, choice: int) -> str:
-        """The einsum letter that a choice shards, "" for none.
+        """The einsum letter that a choice shards, "" for none; two over two sub-axes, the outer one's first.
 
         >>> from sim.ops.layers import MOE_LAYER
         >>> [MOE_LAYER.op("ffn1").label(choice) for choice in MOE_LAYER.op("ffn1").choices]
@@ -146,6 +146,8 @@ class FusedOp:
         """
         if choice in (NONE, GATHERED):
             return ""
+        if choice in GRID:
+            return "".join(self.labels if choice == GRID[0] else reversed(self.labels))
         if choice >= FIRST_DECLARED:
             return declared_choices(self.key)[choice].label
         if choice in (TOKENS, GATHERED_TOKENS):

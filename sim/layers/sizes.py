@@ -82,6 +82,14 @@ class Load(NamedTuple):
         others = (self.prompts - most) / (attention - 1)
         return most + (attention / groups - 1) * others
 
+    def part(self, parts: int) -> Load:
+        """One of so many parts of it, the largest; prompts are cut, too."""
+        return self._replace(
+            sequences=-(-self.sequences // parts),
+            prompts=self.prompts / parts,
+            busiest_prompts=self.of_group(self.attention_groups).prompts / parts if self.prompts else None,
+        )
+
     def all_tokens(self, groups: int) -> float:
         """Tokens of all `groups`, each as many sequences as the busiest."""
         own = self.of_group(groups)

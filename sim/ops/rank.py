@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sim.layers.choices import MatrixDim
+from sim.layers.choices import HeldDim
 from sim.layers.mixers import Attention
 from sim.layers.model import FeedForward
 from sim.layers.ops import Layer, Tensor
@@ -20,6 +20,7 @@ from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.mesh import MeshGroup, ep_group, tp_group
 from sim.prices.priced import PricedKernel
 from sim.prices.roofline import Kernel
+from sim.sharding.grid import GridShard, sub_degrees
 from sim.sharding.redistribute import sent_share
 from sim.workload import Workload
 
@@ -101,6 +102,7 @@ class Rank:
         cp: Degree over which the context is sharded, the innermost part of the group.
         head_tp: Degree over which heads are sharded, tp / cp.
         copies: Neighbouring groups that have the same tokens, where tokens do not travel to their experts' ranks.
+        group_gpus: GPUs of the group, of which tp share what an op shards; more where it shards two letters.
         axis, experts_axis: How collectives over the group and between groups name their axis.
         layer: Ops and tensors of such a layer.
         memo, memo_of_tokens: Costs of this GPU that are known, and those in which the experts have no part.
@@ -132,6 +134,7 @@ class Rank:
         self.cp = cp
         self.head_tp = tp // cp
         self.copies = copies
+        self.group_gpus = tp
         self.axis = axis
         self.experts_axis = experts_axis
         self.layer = layer
@@ -169,7 +172,7 @@ class Rank:
     @property
     def ep_group(self) -> MeshGroup:
         """The GPUs of all groups, one of each."""
-        return ep_group(self.tp, self.ep, *self.workload.hardware.tiers)
+        return ep_group(self.group_gpus, self.ep, *self.workload.hardware.tiers)
 
     def shard(self, size: float, *, when: bool) -> int:
         """The largest of `tp` chunks of a dim when it is sharded, else the whole dim."""
@@ -186,8 +189,12 @@ class Rank:
         A GPU's query heads may begin inside the group that shares a KV head; the last such offset reaches
         into the most groups.
         """
+        return self.heads_of(self.head_tp)
+
+    def heads_of(self, degree: int) -> tuple[int, int]:
+        """The same where so many GPUs share the heads."""
         attention = self.attention
-        heads, sharing = math.ceil(attention.heads / self.head_tp), attention.heads // attention.kv_heads
+        heads, sharing = math.ceil(attention.heads / degree), attention.heads // attention.kv_heads
         last_offset = sharing - math.gcd(heads, sharing)
         return heads, min(attention.kv_heads, (last_offset + heads - 1) // sharing + 1)
 
@@ -195,14 +202,32 @@ class Rank:
         """Columns of the queries, keys and values of a GPU's heads when heads are sharded."""
         return self.attention.local_qkv_width(*self.local_heads())
 
+    def width(self, tensor: Tensor) -> tuple[int, float]:
+        """Columns of a whole tensor, and bytes per element."""
+        return self._widths[tensor.name]
+
+    def columns_of(self, tensor: Tensor, degree: int) -> int:
+        """Columns of a tensor on one of so many GPUs that share them; heads take the KV heads that they read along."""
+        if tensor.name == "qkv" and degree > 1:
+            return self.attention.local_qkv_width(*self.heads_of(degree))
+        return math.ceil(self._widths[tensor.name][0] / degree)
+
     def tensor_bytes(self, tensor: Tensor) -> float:
         """Bytes of a whole tensor on one group: the V of the redistribution table."""
         columns, each = self._widths[tensor.name]
         return self._rows(tensor) * columns * each
 
-    def local_bytes(self, tensor: Tensor, sharded: MatrixDim) -> float:
+    def local_bytes(self, tensor: Tensor, sharded: HeldDim) -> float:
         """Bytes of a tensor on this GPU when tp shards that dim of it."""
         columns, each = self._widths[tensor.name]
+        if isinstance(sharded, GridShard):
+            rows = self._rows(tensor)
+            for dim, degree in zip((sharded.outer, sharded.inner), sub_degrees(self.tp), strict=True):
+                if dim == len(tensor.letters) - 1:
+                    columns = self.columns_of(tensor, degree)
+                elif dim >= 0:
+                    rows = math.ceil(rows / degree)
+            return math.ceil(rows) * columns * each
         if sharded == "columns":
             columns = self.local_qkv_columns() if tensor.name == "qkv" else self.shard(columns, when=True)
         if sharded == "rows" and tensor.name == "qkv":  # attention shards requests as it shards heads, over tp alone

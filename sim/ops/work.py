@@ -12,12 +12,13 @@ from sim.layers.sizes import ROUTING_ENTRY_BYTES, tensor_dtype
 from sim.ops.rank import Rank, Work, elementwise, gemm
 from sim.ops.residuals import mix_after, mix_before
 from sim.ops.token_mixers import token_mixer
+from sim.ops.two_letters import grid_work
 from sim.prices.collectives import Collective, expert_all_to_all
 from sim.prices.curves import ExpertActivation, ExpertRouting, Gemm, GroupedGemm, Permute
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.mesh import MeshGroup, group
 from sim.prices.roofline import Kernel
-from sim.strategy import NONE
+from sim.strategy import GRID, NONE
 
 _STATISTIC_BYTES = 4
 """A norm's sum of squares is kept in fp32."""
@@ -25,6 +26,8 @@ _STATISTIC_BYTES = 4
 
 def op_work(rank: Rank, op: FusedOp, choice: int) -> Work:
     """The work of a fused op under a choice of the strategy; declared ones may bring their own."""
+    if choice in GRID:
+        return grid_work(rank, op, choice)
     own, label, gathers = _chosen(op, choice)
     if own:
         return own(rank, op)
@@ -274,12 +277,12 @@ def _latent_projection(rank: Rank, label: str, inner: int, columns: int) -> tupl
 def _other_tokens(rank: Rank) -> tuple[str, MeshGroup]:
     """The groups with tokens of their own, as an axis."""
     tiers = rank.workload.hardware.tiers
-    return rank.experts_axis, group(rank.tp * rank.copies, rank.token_groups, *tiers)
+    return rank.experts_axis, group(rank.group_gpus * rank.copies, rank.token_groups, *tiers)
 
 
 def _same_tokens(rank: Rank) -> tuple[str, MeshGroup]:
     """The groups of experts that have the same tokens, as an axis."""
-    return rank.experts_axis, group(rank.tp, rank.copies, *rank.workload.hardware.tiers)
+    return rank.experts_axis, group(rank.group_gpus, rank.copies, *rank.workload.hardware.tiers)
 
 
 def _experts(rank: Rank) -> tuple[Dtype, bool]:

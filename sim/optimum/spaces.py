@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sim.canonical import canonical, dims_matter
-from sim.engines.engine_registry import engine_rules_of
+from sim.engines.engine_registry import engine_rules_of, in_space
 from sim.engines.engine_rules import EngineRules
 from sim.layers.declared import declared_choices
 from sim.layers.dims import Dim, dims_of
@@ -46,12 +46,13 @@ from sim.strategy import (
     FIRST_DECLARED,
     GATHERED,
     GATHERED_TOKENS,
+    GRID,
     NONE,
     TOKENS,
     VOCABULARY_OPS,
     Strategy,
 )
-from sim.workload import Workload
+from sim.workload import TWO_DIMENSIONAL, Workload
 
 EXTENSIONS = ("context", "degrees", "tokens", "gathered")
 DECLARED = "declared"
@@ -238,7 +239,13 @@ def space_of(workload: Workload) -> Space:
     """
     if rules := engine_rules_of(workload):
         return engine_space(workload, rules)
-    named = {"paper": paper_space, "joint": joint_space, "extended": extended_space, "generated": generated_space}
+    named = {
+        "paper": paper_space,
+        "joint": joint_space,
+        "extended": extended_space,
+        "generated": generated_space,
+        TWO_DIMENSIONAL: two_dimensional_space,
+    }
     return named[workload.space](workload)
 
 
@@ -262,6 +269,17 @@ def _shards_tokens(op: FusedOp, choice: int) -> bool:
 def joint_space(workload: Workload) -> Space:
     """Both dims of each op or none, on one mesh: the paper's space and sharding over tokens and requests."""
     return extended_space(workload, ())
+
+
+def two_dimensional_space(workload: Workload) -> Space:
+    """The joint space, in which an op may also shard both its dims, over two sub-axes of tp = a x 2.
+
+    Of the op that leaves the residual stream to the next layer both dims, too.
+    """
+    workload = in_space(workload, TWO_DIMENSIONAL)
+    joint = joint_space(workload)
+    choices = {dim.name: joint.choices[dim.name] + (GRID if dim.grid else ()) for dim in dims_of(workload)}
+    return replace(joint, choices=choices)
 
 
 def extended_space(workload: Workload, extensions: Iterable[str] = (*EXTENSIONS, DECLARED)) -> Space:

@@ -239,7 +239,10 @@ def _refute(trial: _Trial, rule: Rule) -> tuple[int | None, str] | None:
 def difference(placement: Placement, got: Sequence[Array], whole: Array) -> tuple[int | None, str] | None:
     """Where what the ranks hold is not the tensor under the placement; None if it is."""
     if placement.holds == "part":
-        if any(piece.shape != whole.shape for piece in got):
+        shapes = (
+            [each.shape for each in placement.split(whole, len(got))] if placement.dims else [whole.shape] * len(got)
+        )
+        if [piece.shape for piece in got] != shapes:
             return None, f"parts of shapes {[piece.shape for piece in got]} for a result of {whole.shape}"
         got, wanted = [placement.assemble(got)], [whole]
     else:

@@ -40,6 +40,13 @@ CHOICE_LABELS = {
     "f": "ffn hidden",
 }
 """What an einsum letter stands for when it is sharded."""
+
+
+def choice_text(op: FusedOp, choice: int) -> str:
+    """What a choice shards, for people; over two sub-axes the outer one's letter first."""
+    return " x ".join(CHOICE_LABELS[letter] for letter in op.label(choice)) or CHOICE_LABELS[""]
+
+
 _PROMPTS_ALONE = "of steps, those that also decode were measured"
 
 
@@ -164,7 +171,7 @@ def _breakdown(
     return OpBreakdown(
         name=op.name,
         choice=choice,
-        label=CHOICE_LABELS[op.label(choice)],
+        label=choice_text(op, choice),
         placements_in=_placements_in(rank.layer, op, choice, choices[_first_producer(rank.layer, op).name]),
         placement_out=str(op_rule.output),
         collectives=collectives,

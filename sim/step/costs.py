@@ -6,22 +6,28 @@ the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.layers.choices import MatrixDim, kept_tensors, rule, sharded_dim
+from sim.layers.choices import HeldDim, kept_tensors, rule, sharded_dim
 from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
 from sim.layers.sizes import Load
 from sim.ops.layers import layer_of
 from sim.ops.rank import OpCost, Rank, Work
+from sim.ops.two_letters import grid_letters
 from sim.ops.work import op_work
 from sim.prices.collectives import Collective
 from sim.prices.mesh import group
 from sim.prices.roofline import Kernel, KernelTime, kernel_time
-from sim.sharding.placement import PARTIAL, Placement
+from sim.sharding.grid import GridShard, lifted, sub_degrees
+from sim.sharding.layout import Layout
+from sim.sharding.placement import PARTIAL, REPLICATE, Placement, Shard
 from sim.sharding.redistribute import collective_between, collectives_for
+from sim.step.mesh_moves import axes_of, mesh_collectives
+from sim.strategy import GRID
 from sim.workload import Workload
 
 
@@ -103,6 +109,8 @@ def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
 def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
     """The kind of limit that a choice breaks at this tp degree: "heads", "tokens", "unsupported" or None."""
     label = op.label(choice)
+    if choice in GRID:
+        return _grid_violation(rank, op, choice)
     if op.unsupported and op.unsupported(rank, label):
         return "unsupported"
     if label == "h" and rank.attention.heads % rank.tp:
@@ -114,9 +122,20 @@ def choice_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
     return None
 
 
+def _grid_violation(rank: Rank, op: FusedOp, choice: int) -> str | None:
+    for letter, degree in grid_letters(op, choice, rank.tp):
+        if degree > 1 and (rank.cp > 1 or (op.unsupported and op.unsupported(rank, letter))):
+            return "unsupported"
+        if letter in ("h", "q") and rank.attention.heads % degree:
+            return "heads"
+        if letter in ("t", "c") and degree > 1 and token_rows(rank, op, choice) < degree:
+            return "tokens"
+    return None
+
+
 def token_rows(rank: Rank, op: FusedOp, choice: int) -> float:
     """Rows that an op sharded over tokens has to share out: tokens, or their copies for experts."""
-    return rank.sizes.expert_tokens if op.label(choice) == "c" else rank.sizes.tokens
+    return rank.sizes.expert_tokens if "c" in op.label(choice) else rank.sizes.tokens
 
 
 # --- moves between ops --------------------------------------------------------------------------------
@@ -129,6 +148,7 @@ class Move(NamedTuple):
         kind: Its collective.
         tensor: What is moved.
         by_heads: Whether heads are sharded, which take the KV heads they share with other GPUs along.
+        route: Where it lies and shall lie on two sub-axes, where one of the two is on them.
         late: Whether it sums what the layer's last op leaves, as that op's own sum over copies of the tokens does.
     """
 
@@ -136,6 +156,7 @@ class Move(NamedTuple):
     tensor: Tensor
     by_heads: bool = False
     late: bool = False
+    route: tuple[Layout, Layout] | None = None
 
     def tensor_bytes(self, rank: Rank) -> float:
         """V of the redistribution table."""
@@ -164,9 +185,49 @@ def moves(layer: Layer, tensor: Tensor, choices: tuple[int, ...], into: Layer | 
         kind = collective_between(PARTIAL, rules[0].output)
         return (Move(kind, result, late=kind == "all_reduce"),) if kind else (None,)
     targets = tuple(r.inputs[op.inputs.index(tensor.name)] for op, r in zip(consumers, rules, strict=True))
+    if any(isinstance(each, GridShard) for each in (source, *targets)):
+        return tuple(_over_sub_axes(tensor, source, targets))
     return tuple(
         Move(kind, tensor, by_heads=tensor.name == "qkv" and target.dims == (1,)) if kind else None
         for kind, target in zip(collectives_for(source, targets), targets, strict=True)
+    )
+
+
+def _over_sub_axes(tensor: Tensor, source: Placement, targets: Sequence[Placement]) -> Iterator[Move | None]:
+    """What is moved for one reader is not moved again, nor is a piece of it."""
+    for index, target in enumerate(targets):
+        known = target in targets[:index] or (target != REPLICATE and REPLICATE in targets)
+        ends = lifted(source), lifted(target)
+        if known or source == target or ends[0] is None or ends[1] is None:
+            yield None
+        else:
+            yield Move("route", tensor, route=(_as_matrix(tensor, ends[0]), _as_matrix(tensor, ends[1])))
+
+
+def _as_matrix(tensor: Tensor, layout: Layout) -> Layout:
+    """A layout of [rows, columns]."""
+    last = len(tensor.letters) - 1
+    return tuple(Shard(int(each.dim == last)) if isinstance(each, Shard) else each for each in layout)
+
+
+def _routed(rank: Rank, move: Move) -> tuple[Collective, ...]:
+    """The fastest route on the sub-axes of the group."""
+    outer, inner = sub_degrees(rank.tp)
+    assert move.route is not None
+    if rank.tp == 1:
+        return ()
+    degree = math.prod(ranks for ranks, *lies in zip((outer, inner), *move.route, strict=True) if Shard(1) in lies)
+    columns = degree * rank.columns_of(move.tensor, degree)
+    whole_columns, each_bytes = rank.width(move.tensor)
+    rows = rank.tensor_bytes(move.tensor) / (whole_columns * each_bytes)
+    return mesh_collectives(
+        rank.workload.hardware,
+        axes_of(**{f"{rank.axis} outer": outer, f"{rank.axis} inner": inner}),
+        *move.route,
+        (math.ceil(rows), columns),
+        each_bytes,
+        move.tensor.name,
+        or_more=rank.load.or_more,
     )
 
 
@@ -174,6 +235,8 @@ def move_s(rank: Rank, move: Move | None) -> float:
     """Seconds of a redistribution on the busiest GPU."""
     if move is None:
         return 0.0
+    if move.route is not None:
+        return seconds(_routed(rank, move))
     tensor_bytes = move.tensor_bytes(rank)
     if move.late and rank.copies > 1:
         return seconds(_widened(rank, move, tensor_bytes))
@@ -181,9 +244,11 @@ def move_s(rank: Rank, move: Move | None) -> float:
 
 
 def moved(rank: Rank, move: Move | None) -> tuple[Collective, ...]:
-    """The collective of a redistribution; none at degree 1."""
+    """The collectives of a redistribution; none at degree 1."""
     if move is None:
         return ()
+    if move.route is not None:
+        return _routed(rank, move)
     tensor_bytes = move.tensor_bytes(rank)
     if move.late and rank.copies > 1:
         return _widened(rank, move, tensor_bytes)
@@ -224,5 +289,5 @@ def sent_on_bytes(rank: Rank, last_choice: int) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _stream_dim(layer: Layer, last_choice: int) -> MatrixDim:
+def _stream_dim(layer: Layer, last_choice: int) -> HeldDim:
     return sharded_dim(layer.stream, stream_placement(layer, last_choice))

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from sim.layers.choices import rule
 from sim.layers.ops import FusedOp, Tensor, crossing_tensors
-from sim.layers.sizes import Load
 from sim.ops.rank import OpCost, Rank
 from sim.prices.collectives import Collective
 from sim.sharding.placement import PARTIAL
@@ -208,7 +207,7 @@ def _part(rank: Rank, parts: int) -> Rank:
     """The same GPU with one part of the batch."""
     return rank_of(
         rank.workload,
-        part_of(rank.load, parts),
+        rank.load.part(parts),
         rank.tp,
         rank.ep,
         cp=rank.cp,
@@ -216,14 +215,4 @@ def _part(rank: Rank, parts: int) -> Rank:
         axis=rank.axis,
         experts_axis=rank.experts_axis,
         layer_group=rank.layer_group,
-    )
-
-
-def part_of(load: Load, parts: int) -> Load:
-    """One of so many parts of a batch, the largest; prompts are cut, too."""
-    prompts = load.of_group(load.attention_groups).prompts
-    return load._replace(
-        sequences=-(-load.sequences // parts),
-        prompts=load.prompts / parts,
-        busiest_prompts=prompts / parts if load.prompts else load.busiest_prompts,
     )

@@ -10,6 +10,7 @@ from sim.layers.choices import rule
 from sim.layers.ops import FusedOp, Layer, gathers_weight
 from sim.ops.layers import layer_of
 from sim.prices.collectives import Collective
+from sim.sharding.grid import GridShard
 from sim.sharding.layout import format_named
 from sim.sharding.placement import parse_placement
 from sim.strategy import Strategy
@@ -210,5 +211,8 @@ def held_tensor(name: str, letters: str, placement: str, axes: tuple[str, ...] =
     >>> held_tensor("qkv", "tq", "S(1)").named, held_tensor("attn_out", "ta", "S(1)", ("tp", "cp")).named
     ('qkv[t, q_tp]', 'attn_out[t, a_{tp,cp}]')
     """
-    layout = (parse_placement(placement),) * len(axes)
+    parsed = parse_placement(placement)
+    layout = (parsed,) * len(axes)
+    if isinstance(parsed, GridShard):
+        layout, axes = parsed.layout, (f"{axes[0]}1", f"{axes[0]}2")
     return Held(name, format_named(name, letters, layout, axes), placement, len(letters))

@@ -24,7 +24,7 @@ from sim.prices.hardware import Hardware
 from sim.serving.phases import phase_of
 from sim.step.stage import room
 from sim.strategy import FIRST_DECLARED, GATHERED, GATHERED_TOKENS
-from sim.workload import Workload
+from sim.workload import TWO_DIMENSIONAL, Workload
 
 Reals = NDArray[np.floating[Any]]
 """Of either precision: the network's numbers are short, logarithms are not."""
@@ -303,10 +303,10 @@ def _slots(workload: Workload) -> list[tuple[int, str, float]]:
                 f"the prior knows no op {dim.op.name!r}, only {', '.join(OPS)}: search with another searcher, such as "
                 "genetic"
             )
-        if max(dim.choices) >= FIRST_DECLARED and workload.space == "extended":
+        if max(dim.choices) >= FIRST_DECLARED and workload.space in ("extended", TWO_DIMENSIONAL):
             raise InputError(
-                f"the prior knows no choices that somebody declared, as {dim.name} has: search with another searcher, "
-                "such as genetic"
+                f"the prior knows no choices that somebody declared, and none of two dims, as {dim.name} has: search "
+                "with another searcher, such as genetic"
             )
         having = sum(count for count, layer in zip(counts, layers, strict=True) if dim.op.name in layer.op_by_name)
         entries.append((place, dim.op.name, sum(counts[index] for index in dim.groups) / having))
