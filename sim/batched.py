@@ -54,8 +54,8 @@ _BLOCK = 2048
 """Most strategies that are added up together; arrays of twice as many leave the processor's cache, and take thrice as
 long for each."""
 _TABLE_BYTES = 1 << 28
-"""Most bytes of a workload's tables, which grow as they are asked for; beyond, meshes and batches that were asked for
-longest ago make room. [assumed] 10,000 of a model with two groups of layers, as many as its whole space has."""
+"""Most bytes of a workload's tables, which grow as they are asked for; beyond, they begin anew. [assumed] 10,000 meshes
+and batches of a model with two groups of layers, as many as its whole space has."""
 _MOST_PIPELINES = 1 << 15
 """The same of pipelines, in rows of some 300 bytes. [assumed]"""
 
@@ -208,7 +208,7 @@ def _state_of(numbers: Floats, like: Batching) -> Batching:
 
 
 class _Index:
-    """Rows of tables, each for a key; where there is no room for more, those asked for longest ago are given away.
+    """Rows of tables, each for a key; all are given anew once there is no room for more.
 
     Attributes:
         most: Rows that there may be.
@@ -216,38 +216,21 @@ class _Index:
     """
 
     def __init__(self, most: int) -> None:
-        self.keys: list[Any] = []
+        self.most, self.keys = most, list[Any]()
         self._row: dict[Any, int] = {}
-        self._clock = 0
-        self.grow(most)
-
-    def grow(self, most: int) -> None:
-        """Lets an empty one have so many rows."""
-        self.most, self._asked = most, np.zeros(most, np.int64)
 
     def rows(self, keys: Sequence[Any], begin: Callable[[int], None]) -> Ints:
         """The row `[n]` of each key, of which at most `most` may differ; `begin` is called of each row given anew."""
-        self._clock += 1
-        found = [self._row.get(key, -1) for key in keys]
-        if -1 in found:
-            self._asked[[row for row in found if row >= 0]] = self._clock
-            new = dict.fromkeys([key for key, row in zip(keys, found, strict=True) if row < 0])
-            for key, row in zip(new, self._free(len(new)), strict=True):
-                self.keys[row] = key
-                self._row[key] = row
-                begin(row)
-            found = [self._row[key] for key in keys]
-        rows: Ints = np.array(found, np.int64)
-        self._asked[rows] = self._clock
-        return rows
-
-    def _free(self, count: int) -> list[int]:
-        known = len(self.keys)
-        oldest: list[int] = np.argsort(self._asked[:known], kind="stable")[: max(0, known + count - self.most)].tolist()
-        for row in oldest:
-            del self._row[self.keys[row]]
-        self.keys += [None] * (count - len(oldest))
-        return [*oldest, *range(known, len(self.keys))]
+        new = [key for key in dict.fromkeys(keys) if key not in self._row]
+        if len(self.keys) + len(new) > self.most:
+            self.keys.clear()
+            self._row.clear()
+            new = list(dict.fromkeys(keys))
+        for key in new:
+            self._row[key] = row = len(self.keys)
+            self.keys.append(key)
+            begin(row)
+        return np.array([self._row[key] for key in keys], np.int64)
 
 
 _Mesh = tuple[int, ...]
@@ -421,7 +404,7 @@ class _Terms:
         self._meetings = self._table(self._meshes, meetings, 1, self._meeting)
         self._ends = self._table(self._pipelines, [[self._sum.leaves]], 3, self._end)
         self._of_mesh = (*self._costs, *self._moves, self._meetings)
-        self._meshes.grow(max(64, _TABLE_BYTES // sum(each.row_bytes for each in self._of_mesh)))
+        self._meshes.most = max(64, _TABLE_BYTES // sum(each.row_bytes for each in self._of_mesh))
         self.block = min(_BLOCK, self._meshes.most)
         groups = len(self._costs)
         self._about = np.zeros((self._meshes.most, _STATE + 1 + len(Base._fields) + 2 + groups))

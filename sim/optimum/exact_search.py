@@ -34,7 +34,7 @@ from sim.layers.dims import dims_of
 from sim.layers.sizes import Load
 from sim.ops.layers import layer_of
 from sim.ops.rank import Rank
-from sim.optimum.bounds import Mesh
+from sim.optimum.bounds import SLACK, Mesh
 from sim.optimum.fronts import LayerSide, Ranks
 from sim.optimum.spaces import Space
 from sim.optimum.sums import (
@@ -57,10 +57,6 @@ from sim.step.stage import room
 from sim.strategy import VOCABULARY_OPS, Strategy
 from sim.workload import Workload
 
-_SLACK = 1 - 1e-9
-"""By so much are bounds wider than they come out: sums round, and so do costs by which routes are compared."""
-_SURELY = 1 - 1e-9
-"""A strategy whose score is known scores at least this share of it here: sums round otherwise."""
 _NARROW = 1.5
 """Largest over smallest batch of a range below which its smallest is added up for a bound that is tight."""
 
@@ -140,7 +136,7 @@ def find_bests(
         known: As of `find_best`.
         reached: A score that so many strategies of the space are known to reach; what scores less is left out.
     """
-    found, _ = _search_parts(space, _Ranking(count, score, reached * _SURELY), progress, known)
+    found, _ = _search_parts(space, _Ranking(count, score, reached * SLACK), progress, known)
     return tuple(evaluate(space.workload, strategy) for _, strategy in found.ranked)
 
 
@@ -180,7 +176,7 @@ class _Ranking:
         Scores may have an upper end, such as that of a load which is carried. Nothing is better than one that is there.
         """
         least = self.least(degrees)
-        return score > least * _SLACK and self.score(math.inf, gpus) > least
+        return score > least * SLACK and self.score(math.inf, gpus) > least
 
 
 def _search_parts(
@@ -295,12 +291,20 @@ class _Floor(NamedTuple):
     """What a mesh and batch take at least in pipelines of some degrees.
 
     Attributes:
-        stages_s: [kinds of step, degrees] seconds of a microbatch through all stages.
+        step_s: [degrees] mean seconds of a step.
+        tpot_s, ttft_s: [degrees]
         needed_bytes: [degrees] of the fullest stage, by the memory policy.
     """
 
-    stages_s: Floats
+    step_s: Floats
+    tpot_s: Floats
+    ttft_s: Floats
     needed_bytes: Floats
+
+    def keeps(self, at: int, tpot_s: float, ttft_s: float, allowed_bytes: float) -> bool:
+        """Whether pipelines of one of the degrees may keep within limits."""
+        needed = SLACK * self.needed_bytes[at]
+        return bool(self.tpot_s[at] <= tpot_s and self.ttft_s[at] <= ttft_s and needed <= allowed_bytes)
 
 
 class _Start(NamedTuple):
@@ -358,6 +362,12 @@ class _Search:
         self.space = space
         self.workload: Workload = space.workload
         self._slower = slower(space.workload)
+        self._limits = (
+            self._slower.tpot_limit_s * (1 + ROUNDING),
+            self._slower.ttft_limit_s * (1 + ROUNDING),
+            room(space.workload, 0.0, 0.0)[1],
+        )
+        self._tokens = functools.cache(self._tokens_of)
         self._units = units_of(space)
         self._combines = space.choices[self._end_dim()]
         self._vocabulary = tuple(space.vocabulary.values())
@@ -377,7 +387,7 @@ class _Search:
             if progress and done % 16 == 0:
                 progress(done, 2 * len(meshes))
         looked_into = 0
-        while heap and -heap[0].least_value > self.ranking.least() * _SLACK:
+        while heap and -heap[0].least_value > self.ranking.least() * SLACK:
             first = heapq.heappop(heap)
             if self.ranking.worth_a_look(-first.least_value, (*first.mesh, first.pp), self._gpus(first.mesh, first.pp)):
                 self._look_into(heap, first)
@@ -441,21 +451,18 @@ class _Search:
         if at_least_s:
             layer_s = tuple(tuple(map(max, *rows)) for rows in zip(layer_s, at_least_s, strict=True))
         floor, at = self._floor(mesh, smallest, layer_s), self.stages(mesh).index(pp)
-        decode_s, mixed_s = float(floor.stages_s[0, at]), float(floor.stages_s[-1, at])
-        state = start.state.through(pp)
-        if not self._in_time(state, decode_s, mixed_s):
-            return
-        if _SLACK * floor.needed_bytes[at] <= room(self.workload, 0.0, 0.0)[1]:
-            step_s = float(state.step_s(decode_s, mixed_s))
-            self._push(heap, _Range(0.0, mesh, pp, low, high, layer_s, step_s, tight))
+        if floor.keeps(at, *self._limits):
+            self._push(heap, _Range(0.0, mesh, pp, low, high, layer_s, float(floor.step_s[at]), tight))
 
     def _push(self, heap: list[_Range], each: _Range) -> None:
         """Adds a range, of whose smallest batch all is known, unless nothing in it is better than the best."""
-        tokens = batching(self.workload, self.space.batch[each.high], each.mesh[2]).tokens
-        gpus = self._gpus(each.mesh, each.pp)
+        tokens, gpus = self._tokens(self.space.batch[each.high], each.mesh[2]), self._gpus(each.mesh, each.pp)
         value = self.ranking.score(tokens * each.pp / (each.step_s * gpus), gpus)
         if self.ranking.worth_a_look(value, (*each.mesh, each.pp), gpus):
             heapq.heappush(heap, each._replace(least_value=-value))
+
+    def _tokens_of(self, batch: int, dp: int) -> float:
+        return batching(self.workload, batch, dp).tokens
 
     @staticmethod
     def _gpus(mesh: Mesh, pp: int) -> int:
@@ -472,17 +479,15 @@ class _Search:
                 np.min([least_stages_s(stack, depths, each_s, self._combines) for stack in stacks], axis=0)
                 for *stacks, each_s in zip(*(ending.stacks for ending in start.endings), layer_s, strict=True)
             ]
-            stages_s = _SLACK * np.array(depths) * np.maximum.accumulate(least_s)  # with prompts a step takes no less
+            stages_s = SLACK * np.array(depths) * np.maximum.accumulate(least_s)  # with prompts a step takes no less
             held = start.weights, start.kv
             needed = [least_needed_bytes(ending.stacks[-1], depths, *held) for ending in start.endings]
-            found = known[key] = _Floor(stages_s, np.min(needed, axis=0))
+            state, kinds_s = start.state.through(np.array(depths)), (stages_s[0], stages_s[-1])
+            step_s, tpot_s, ttft_s = (
+                of(*kinds_s) + np.zeros(len(depths)) for of in (state.step_s, state.tpot_s, state.ttft_s)
+            )
+            found = known[key] = _Floor(step_s, tpot_s, ttft_s, np.min(needed, axis=0))
         return found
-
-    def _in_time(self, state: Batching, decode_s: float, mixed_s: float) -> bool:
-        return bool(
-            state.tpot_s(decode_s, mixed_s) <= self._slower.tpot_limit_s * (1 + ROUNDING)
-            and state.ttft_s(decode_s, mixed_s) <= self._slower.ttft_limit_s * (1 + ROUNDING)
-        )
 
     # --- sums ------------------------------------------------------------------------------------
 
@@ -549,7 +554,7 @@ class _Search:
         stages_s = [pp * slowest_stage_s(stack, pp, layers, kind, met=not apart) for kind, stack in enumerate(stacks)]
         decode_s, mixed_s = stages_s[0], stages_s[-1]
         allowed = fits(workload, stacks[-1], pp, layers.figures)
-        longest = (1 + ROUNDING) / (_SLACK if apart else 1.0)
+        longest = (1 + ROUNDING) / (SLACK if apart else 1.0)
         if state.decode is not None:
             tpot_s = state.tpot_s(decode_s, mixed_s)
             allowed &= tpot_s <= self._slower.tpot_limit_s * longest

@@ -174,6 +174,12 @@ def keys_of(columns: Sequence[Ints]) -> Ints:
     return keys
 
 
+def kinds_of(columns: Sequence[Ints]) -> tuple[list[tuple[int, ...]], Ints]:
+    """The combinations of some choices that there are; and [n] which of them each row has."""
+    _, first, which = np.unique(keys_of(columns), return_index=True, return_inverse=True)
+    return list(zip(*(column[first].tolist() for column in columns), strict=True)), which
+
+
 def unbeaten_within(keys: Ints, figures: FrontFigures) -> Ints:
     """Combinations that no other of the same key matches or undercuts in every figure."""
     rows = figures.rows

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sim.arrays import Floats, Ints
 from sim.layers.ops import crossing_tensors
-from sim.optimum.fronts import Front, FrontFigures, LayerSide, keys_of, unbeaten_within
+from sim.optimum.fronts import Front, FrontFigures, LayerSide, keys_of, kinds_of, unbeaten_within
 from sim.step.attention_expert_meshes import Stack
 from sim.step.pipeline import Pair, pipeline, pipelines
 from sim.step.stage import (
@@ -80,10 +80,8 @@ class Unit:
         for kind, stack in enumerate(self.both):
             for place, sides in enumerate(stack):
                 for tensor in crossing_tensors(sides.experts.layer):
-                    columns = [ends[op] for op in tensor.ends]
-                    _, first, which = np.unique(keys_of(columns), return_index=True, return_inverse=True)
-                    seconds = [sum(sides.moves_s(tensor, each)) for each in _rows(columns, first)]
-                    times_s[kind, place] += np.array(seconds)[which]
+                    kinds, which = kinds_of([ends[op] for op in tensor.ends])
+                    times_s[kind, place] += np.array([sum(sides.moves_s(tensor, each)) for each in kinds])[which]
         return replace(layers, figures=replace(layers.figures, times_s=times_s))
 
     def least_s(self, *, with_next: bool) -> Floats:
@@ -118,13 +116,12 @@ class Unit:
 
 def _alike_at_ends(front: Front) -> list[tuple[dict[str, int], Ints]]:
     """Combinations that leave and take the residual stream alike: its choices there, and which ones they are."""
-    columns = list(front.ends.values())
-    if not columns:
+    if not front.ends:
         return [({}, np.arange(len(front.choices)))]
-    _, first, which = np.unique(keys_of(columns), return_index=True, return_inverse=True)
+    kinds, which = kinds_of(list(front.ends.values()))
     return [
         (dict(zip(front.ends, choices, strict=True)), np.flatnonzero(which == index))
-        for index, choices in enumerate(_rows(columns, first))
+        for index, choices in enumerate(kinds)
     ]
 
 
@@ -195,11 +192,6 @@ def _fewer(layers: Layers, units: Sequence[Unit]) -> Layers:
     return layers.of(unbeaten_within(keys_of(columns), layers.figures))
 
 
-def _rows(columns: Sequence[Ints], index: Ints) -> Iterator[tuple[int, ...]]:
-    """Some rows of a table of choices."""
-    return zip(*(column[index].tolist() for column in columns), strict=True)
-
-
 # --- stages -------------------------------------------------------------------------------------------
 
 
@@ -227,8 +219,8 @@ def meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:
     """[n] extra seconds of one meeting of two groups."""
     (left, right), (leaves, takes) = pair, (stack[group].experts.layer.stream for group in pair)
     columns = [layers.end(left, op) for op in leaves.ends] + [layers.end(right, op) for op in takes.consumers]
-    _, rows, inverse = np.unique(keys_of(columns), return_index=True, return_inverse=True)
-    return np.array([meeting_s(stack, pair, choices) for choices in _rows(columns, rows)])[inverse]
+    kinds, which = kinds_of(columns)
+    return np.array([meeting_s(stack, pair, choices) for choices in kinds])[which]
 
 
 def fits(workload: Workload, stack: Stack, pp: int, figures: FrontFigures) -> NDArray[np.bool_]:
