@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
@@ -103,10 +104,12 @@ def find_optimum(workload: Workload, progress: Callable[[int, int], None] | None
 
 MOST_BATCHES = 64
 """Longest list of batches that is added up; `find_best` solves longer ones without looking at each."""
+MOST_COMBINATIONS = 1 << 23
+"""[assumed] Most combinations of a layer's choices that are added up: three of fourteen ops take seconds a mesh."""
 
 
 def can_be_added_up(space: Space) -> bool:
-    """Whether a space has a landscape: one mesh, steps and layers of one kind, engines' ends, few batches."""
+    """Whether a space has a landscape: one mesh, steps and layers of one kind, engines' ends, few choices."""
     workload = space.workload
     return (
         len(workload.model.groups) == 1
@@ -115,6 +118,7 @@ def can_be_added_up(space: Space) -> bool:
         and space.one_mesh
         and not phase_of(workload).prefills
         and len(space.batch) <= MOST_BATCHES
+        and math.prod(map(len, space.choices.values())) <= MOST_COMBINATIONS
     )
 
 

@@ -13,6 +13,7 @@ from sim.layers.choices import grid_rule, has_grid, rule
 from sim.layers.dims import dims_of
 from sim.ops.layers import DENSE_LAYER, MOE_LAYER
 from sim.optimum.exact_search import find_best
+from sim.optimum.landscape import can_be_added_up
 from sim.optimum.spaces import Space, joint_space, two_dimensional_space
 from sim.sharding.grid import GridShard, grid_of, lifted, sub_degrees
 from sim.sharding.placement import PARTIAL, REPLICATE, PlacementError, Shard
@@ -136,6 +137,8 @@ def test_two_dims_are_choices_of_their_own_space_alone(toy_moe: Workload) -> Non
     check_strategy(two_dimensional_space(toy_moe).workload, strategy)
     with pytest.raises(StrategyError, match="must be 0"):
         check_strategy(toy_moe, strategy)
+    assert can_be_added_up(joint_space(toy_moe))
+    assert not can_be_added_up(two_dimensional_space(toy_moe))  # 5 ** 12 combinations
     assert all(GRID[0] not in table for table in joint_space(toy_moe).choices.values())
     (summed,) = group_sums(toy_moe)
     assert rule(summed.layer.layer.op("ffn2"), summed.layer.layer, GRID[1]).output == GridShard(2, -2)
