@@ -36,7 +36,7 @@ from sim.ops.layers import layer_of
 from sim.ops.rank import Rank
 from sim.optimum.bounds import SLACK, Mesh
 from sim.optimum.fronts import LayerSide, Ranks
-from sim.optimum.spaces import Space
+from sim.optimum.spaces import Space, space_of_batches
 from sim.optimum.sums import (
     Layers,
     Unit,
@@ -54,7 +54,7 @@ from sim.simulate import degree_violations, evaluate
 from sim.step.attention_expert_meshes import Stack, attention_rank, experts_rank, sides
 from sim.step.pipeline import meet
 from sim.step.stage import room
-from sim.strategy import VOCABULARY_OPS, Strategy
+from sim.strategy import Strategy
 from sim.workload import Workload
 
 _NARROW = 1.5
@@ -244,17 +244,7 @@ def best_batch(workload: Workload, strategy: Strategy) -> int:
     >>> best_batch(workload, Strategy(4, 8, 1, 1, megatron_dims(workload.model)))
     2048
     """
-    space = Space(
-        workload,
-        tp=(strategy.tp,),
-        cp=(strategy.cp,),
-        dp=() if strategy.dp is None else (strategy.dp,),
-        ep=(strategy.ep,),
-        pp=(strategy.pp,),
-        batch=workload.degrees.batch,
-        choices={dim.name: (choice,) for dim, choice in zip(dims_of(workload), strategy.dims, strict=True)},
-        vocabulary={op: (choice,) for op, choice in zip(VOCABULARY_OPS, strategy.vocabulary, strict=False)},
-    )
+    space = space_of_batches(workload, strategy, workload.degrees.batch)
     found = find_best(space).evaluation
     return found.strategy.batch if found else space.batch[0]
 

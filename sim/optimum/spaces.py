@@ -249,6 +249,21 @@ def space_of(workload: Workload) -> Space:
     return named[workload.space](workload)
 
 
+def space_of_batches(workload: Workload, strategy: Strategy, batches: tuple[int, ...]) -> Space:
+    """A strategy with any of some batches."""
+    return Space(
+        workload,
+        tp=(strategy.tp,),
+        cp=(strategy.cp,),
+        dp=() if strategy.dp is None else (strategy.dp,),
+        ep=(strategy.ep,),
+        pp=(strategy.pp,),
+        batch=batches,
+        choices={dim.name: (choice,) for dim, choice in zip(dims_of(workload), strategy.dims, strict=True)},
+        vocabulary={op: (choice,) for op, choice in zip(VOCABULARY_OPS, strategy.vocabulary, strict=False)},
+    )
+
+
 def paper_space(workload: Workload) -> Space:
     """The space of "Learning to Shard": one mesh, and no op sharded over tokens or requests.
 

@@ -22,11 +22,10 @@ import numpy as np
 
 from sim.arrays import Floats, Ints
 from sim.evaluation import Evaluation
-from sim.layers.dims import dims_of
 from sim.optimum.bounds import Bounds, Mesh, Multipliers
 from sim.optimum.exact_search import find_best, layers_on
 from sim.optimum.fronts import keys_of
-from sim.optimum.spaces import Space
+from sim.optimum.spaces import Space, space_of_batches
 from sim.optimum.sums import Layers, meetings_s
 from sim.serving.confidence import slower
 from sim.serving.phases import Batching, batching, most_sequences, phase_of
@@ -116,17 +115,7 @@ def balanced_layers(workload: Workload, strategy: Strategy) -> tuple[int, ...] |
     >>> balanced_layers(asked.load(), Strategy(8, 1, 4, 64, megatron_dims(asked.load().model)))
     (17, 15, 15, 14)
     """
-    space = Space(
-        workload,
-        tp=(strategy.tp,),
-        cp=(strategy.cp,),
-        dp=() if strategy.dp is None else (strategy.dp,),
-        ep=(strategy.ep,),
-        pp=(strategy.pp,),
-        batch=(strategy.batch,),
-        choices={dim.name: (choice,) for dim, choice in zip(dims_of(workload), strategy.dims, strict=True)},
-    )
-    found = best_stages(space)
+    found = best_stages(space_of_batches(workload, strategy, (strategy.batch,)))
     return found.layers if found else None
 
 

@@ -100,6 +100,26 @@ def test_the_named_view_parses_and_prints(text: str, axes: tuple[str, ...], layo
     assert format_named(name, dims, parsed, axes) == text
 
 
+@pytest.mark.parametrize(
+    ("text", "shape", "first_row"),
+    [
+        ("A[I, J]", (4, 4), [0, 1, 2, 3]),
+        ("A[I_X, J]", (2, 4), [8, 9, 10, 11]),
+        ("A[I, J_Y]", (4, 2), [2, 3]),
+        ("A[I_X, J_Y]", (2, 2), [10, 11]),
+        ("A[I_XY, J]", (1, 4), [12, 13, 14, 15]),
+    ],
+)
+def test_a_matrix_of_four_by_four_lies_on_two_by_two_devices_as_the_textbook_draws_it(
+    text: str, shape: tuple[int, ...], first_row: list[int]
+) -> None:
+    """What the last device, (1, 1), has of the elements 0 to 15, row by row."""
+    _, _, layout = parse_named(text, ("X", "Y"))
+    piece = split(np.arange(16).reshape(4, 4), layout, (2, 2))[1, 1]
+    assert piece.shape == shape == local_shape((4, 4), layout, (2, 2))
+    assert piece[0].tolist() == first_row
+
+
 def test_braces_around_several_axes_may_be_written_or_not() -> None:
     assert parse_named("A[I_{XY}, J]", "XY") == parse_named("A[I_XY, J]", "XY")
 
