@@ -102,7 +102,7 @@ class Question:
         About(
             "Machine: a name in configs/hardware, or the path of a TOML file.",
             "deployment",
-            "the workload's, else h100_sxm",
+            "the workload's, else the first in `raysearch list` that was measured in all parts",
             "hardware",
             kind="hardware",
         ),

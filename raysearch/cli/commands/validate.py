@@ -60,7 +60,7 @@ def validate(
     Reads whichever files the folder contains; the others are reported as not checked. Errors are relative to the
     measured value; the bare roofline's are shown for comparison. With --set held_out, no row is predicted by a fit that
     has seen it. Serving runs are predicted by the function that searches use; rows that it cannot predict are listed
-    with the reason.
+    with the reason. A file of InferenceX's published results can replace the folder.
 
     \b
     Examples:
@@ -68,13 +68,14 @@ def validate(
       raysearch validate measured/ --json --out pictures/
       raysearch validate measured/ --set held_out
       raysearch validate measured/ --hardware my_machine.toml
+      raysearch validate published.json --hardware mi355x
     """
     from raysearch.base.progress import telling
     from raysearch.fidelity.validation.error_figures import error_report, not_checked
     from sim.config.catalog import load_calibrated, load_machine, measured_machine
 
-    if not path.is_dir():
-        raise InputError(f"no such folder: {path}")
+    if not path.exists():
+        raise InputError(f"no such file or folder: {path}")
     loaded = load_calibrated(hardware, calibration)
     machine = load_machine(hardware, loaded) if calibration else measured_machine(hardware)
     result: dict[str, JsonObject] = {}

@@ -460,7 +460,7 @@ def test_a_missing_column_or_folder_is_one_clear_error(raysearch, tmp_path: Path
     assert "no column 'backend'" in done.stderr
     done = raysearch("validate", tmp_path / "nowhere")
     assert done.returncode == 2
-    assert "no such folder" in done.stderr
+    assert "no such file or folder" in done.stderr
 
 
 def test_the_machine_of_a_hardware_file_sets_memory_peaks_and_coefficients(raysearch, tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from raysearch.base.errors import InputError
+from raysearch.cli.app import app
 from raysearch.fidelity.calibration.serving_fit import agg_runs, names_machines, read_serving_runs
 from raysearch.fidelity.calibration.serving_pool import anchored_serving, measured_runs
 from sim.config.catalog import cells_of, load_calibrated, measured_machine
@@ -81,3 +83,12 @@ def test_engines_are_scaled_to_published_results(tmp_path: Path) -> None:
     scaled = anchored_serving(serving, slow, "b200_sxm")
     again = times_of(scaled["engines"][run.generation], cells, run.model.layers)
     assert np.median(slow.pool.steps.tpot_s(again) / same(times)) == pytest.approx(2, rel=0.2)
+
+
+def test_a_published_file_is_validated_in_a_folders_place(tmp_path: Path) -> None:
+    path = written(tmp_path, {"hardware": "mi355x", "framework": "sglang"}, {"hardware": "b200"})
+    told = CliRunner().invoke(app, ["validate", str(path), "--hardware", "mi355x", "--json"], catch_exceptions=False)
+    assert told.exit_code == 0, told.output
+    report = json.loads(told.stdout)
+    assert report["endtoend_ttft_tpot"]["rows"] == 1
+    assert report["gemm"]["note"] == "not checked: no such file"
