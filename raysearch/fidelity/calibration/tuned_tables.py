@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from raysearch.base.errors import InputError
-from raysearch.fidelity.calibration.measured_tables import read_text
+from raysearch.fidelity.calibration.measured_tables import LARGEST_MEASURED, read_text
 from sim.arrays import Floats
 from sim.prices.kernel_fallbacks import AITER, AITER_EXPERTS
 
@@ -141,7 +141,8 @@ def _experts(raw: pd.DataFrame) -> pd.DataFrame:
 def _usable(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows whose sizes and time are above 0: a kernel that failed has 0 or -1."""
     sizes = [name for name in frame.columns if name not in _TEXTS]
-    kept = (np.array(frame[sizes], dtype=float) > 0).all(axis=1)
+    numbers = np.array(frame[sizes], dtype=float)
+    kept = ((numbers > 0) & (numbers <= LARGEST_MEASURED)).all(axis=1)
     return pd.DataFrame(frame[kept]).astype({name: int for name in sizes if name != "latency_us"})
 
 
