@@ -124,8 +124,8 @@ def test_a_cached_prefix_shortens_the_time_to_the_first_token(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, "expected what is sent"),
-        ({"requests_per_s": 1, "concurrency": 2}, "give no rate"),
+        ({}, "expected the traffic"),
+        ({"requests_per_s": 1, "concurrency": 2}, "give neither a rate nor a trace"),
         ({"requests_per_s": -1}, "above 0"),
         ({"requests_per_s": 1, "router": "random"}, "expected least_loaded"),
         ({"trace": "nowhere.csv"}, "No such file"),
