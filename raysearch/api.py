@@ -253,7 +253,7 @@ def replay(
 
     Args:
         question: What is served, on what, within which limits; its lengths are those of the requests without a trace.
-        path: Instead of a strategy: the folder of a recommendation or a search, or a file with a strategy.
+        path: Instead of a strategy: the folder of a recommendation, of `pools` or a search, or a file with a strategy.
         alternative: Which of a recommendation; 0 is the best.
         requests_per_s: Arrivals over all replicas; with a trace, the rate to which its times are scaled.
         concurrency: Clients per replica instead, each of which sends its next request once the last is answered.
@@ -282,23 +282,25 @@ def replay(
     >>> found.feasible, found.report.probability
     (True, 1.0)
     """
-    from raysearch.answers.replayed import ReplayResult, TrafficOptions, deployed_in
+    from raysearch.answers.replayed import DeployedStrategies, ReplayResult, TrafficOptions, deployed_in
     from raysearch.answers.strategy_text import strategy_of
     from raysearch.base.errors import InputError
     from raysearch.base.progress import telling
 
     if path is not None:
-        workload, strategy, copies = deployed_in(Path(path), question, alternative)
+        deployed = deployed_in(Path(path), question, alternative)
     elif question is None or (tp is None and layout is None):
         raise InputError("expected a path, or a question with a strategy: tp or layout")
     else:
-        workload, copies = question.load(), 1
+        workload = question.load()
         strategy = strategy_of(workload, tp, ep, pp, batch, "megatron", 1, dp, layout)
+        deployed = DeployedStrategies(workload, {"": (workload, strategy, 1)})
     with telling("replaying") if progress else nullcontext(lambda _: None) as tell:
         return ReplayResult.of(
             question,
-            (workload, strategy, replicas or copies),
+            deployed,
             TrafficOptions(requests_per_s, concurrency, trace, cv, spread, cached, requests),
+            replicas=replicas,
             router=router,
             percentile=percentile,
             seeds=seeds,

@@ -70,8 +70,10 @@ class RecommendationResult(Result):
     @property
     def feasible(self) -> bool:
         """Whether anything can be run within the limits, and carries the load that is asked for."""
-        options, under_traffic = self.answer.options, self.answer.demand.under_traffic
-        return self.answer.winner is not None and (not under_traffic or options[0].load is not None)
+        answer = self.answer
+        if answer.winner == "aggregated" and answer.demand.under_traffic:
+            return answer.options[0].load is not None
+        return answer.winner is not None
 
     @property
     def winner(self) -> FormName | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_together
 from raysearch.deploy.export.source import read_deployments
+from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet, DisaggregatedFleet
 from raysearch.deploy.replay.replay_report import METRICS, ReplayReport, ReplaySetup, replay_dict, replayed_traffic
 from raysearch.deploy.replay.sent_traffic import SentTraffic
 from raysearch.deploy.replay.trace_files import read_trace
@@ -82,24 +83,20 @@ class ReplayResult(Result):
     def of(
         cls,
         question: Question | None,
-        deployed: tuple[Workload, Strategy, int],
+        deployed: DeployedStrategies,
         traffic: TrafficOptions,
         *,
+        replicas: int | None,
         router: str,
         percentile: float,
         seeds: int,
         progress: Callable[[str], None],
     ) -> ReplayResult:
         """Replays traffic; see `raysearch.api.replay`."""
-        workload, strategy, replicas = deployed
+        workload = deployed.workload
         if not phase_of(workload).mixes:
             raise InputError(f"--phase {workload.phase}: traffic can only be replayed in phase serve")
-        if not 1 <= replicas <= MOST_REPLICAS:
-            raise InputError(f"--set replicas: expected 1 to {MOST_REPLICAS:,}, got {replicas:,}")
-        names: dict[str, RouterName] = {name: name for name in ROUTERS}
-        if router not in names:
-            raise InputError(f"--set router: expected {', '.join(ROUTERS)}, got {router!r}")
-        setup = ReplaySetup(workload, strategy, replicas, traffic.sent(workload), names[router], percentile, seeds)
+        setup = ReplaySetup(workload, deployed.fleet(replicas, router), traffic.sent(workload), percentile, seeds)
         return cls(question, replayed_traffic(setup, progress))
 
     @property
@@ -118,8 +115,7 @@ class ReplayResult(Result):
         asked = workload_dict(setup.workload, self.question or Question())
         return {
             **asked,
-            "strategy": strategy_dict(setup.strategy),
-            "layout": layout_of(setup.strategy),
+            **_fleet_dict(setup.fleet),
             "feasible": self.feasible,
             **replay_dict(self.report),
         }
@@ -153,15 +149,56 @@ class ReplayResult(Result):
         write_together(Path(folder), files)
 
 
-def deployed_in(path: Path, question: Question | None, alternative: int) -> tuple[Workload, Strategy, int]:
-    """(workload, strategy, replicas) of an answer's folder or file.
+def _fleet_dict(fleet: DeployedFleet) -> JsonObject:
+    if isinstance(fleet, AggregatedFleet):
+        return {"strategy": strategy_dict(fleet.strategy), "layout": layout_of(fleet.strategy)}
+    pools = fleet.pools
+    return {
+        name: {"strategy": strategy_dict(each.strategy), "layout": layout_of(each.strategy), "replicas": count}
+        for name, each, count in (("prefill", pools.prefill, pools.prefills), ("decode", pools.decode, pools.decodes))
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedStrategies:
+    """What is to be replayed.
+
+    Attributes:
+        workload: That all of it serves, with the limits.
+        pools: By name: what each serves, its strategy, how many replicas; "" of a single one.
+    """
+
+    workload: Workload
+    pools: Mapping[str, tuple[Workload, Strategy, int]]
+
+    def fleet(self, replicas: int | None, router: str) -> DeployedFleet:
+        """As a fleet, with so many replicas if a number is given.
+
+        Raises:
+            InputError: There is no such router, or too many replicas are asked for, or any of two pools.
+        """
+        names: dict[str, RouterName] = {name: name for name in ROUTERS}
+        if router not in names:
+            raise InputError(f"--set router: expected {', '.join(ROUTERS)}, got {router!r}")
+        if "" not in self.pools:
+            if replicas is not None or router != "least_loaded":
+                raise InputError("two pools have replicas of their own and the router least_loaded: leave --set out")
+            return DisaggregatedFleet.of(self.pools["prefill"], self.pools["decode"])
+        workload, strategy, copies = self.pools[""]
+        if not 1 <= (copies := replicas or copies) <= MOST_REPLICAS:
+            raise InputError(f"--set replicas: expected 1 to {MOST_REPLICAS:,}, got {copies:,}")
+        return AggregatedFleet.of(workload, strategy, copies, names[router])
+
+
+def deployed_in(path: Path, question: Question | None, alternative: int) -> DeployedStrategies:
+    """What an answer's folder or file says to run.
 
     Raises:
-        InputError: It holds none, or pools, which are not replayed.
+        InputError: It holds none.
     """
     found = read_deployments(path, question, alternative, None)
+    pools = {name: (each.workload, each.strategy, each.replicas) for name, each in found.items()}
+    served = next(iter(found.values())).workload
     if "" not in found:
-        raise InputError(
-            f"{path} has separate pools for prefill and decode, which cannot be replayed; only one pool can"
-        )
-    return found[""].workload, found[""].strategy, found[""].replicas
+        served = replace(served, phase="serve", output_tokens=found["decode"].workload.output_tokens)
+    return DeployedStrategies(served, pools)

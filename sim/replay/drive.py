@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from sim.arrays import Floats
 from sim.replay.replica import Deployed, LiveReplica, Log
-from sim.replay.requests import Requests
+from sim.replay.requests import Integers, Requests
 
 RouterName = Literal["least_loaded", "round_robin", "prefix"]
 """Whom a request goes to: the replica with fewest unfinished ones, each in turn, or the one with most of its prompt
@@ -38,7 +38,6 @@ class Replayed:
         replicas: How many.
         preempted: How often a request gave up its room and was computed anew.
         hit_share: Of the prompts' tokens, those found in a prefix cache.
-        room_tokens: Of the KV caches of one replica, over all ranks and microbatches.
     """
 
     requests: Requests
@@ -53,7 +52,6 @@ class Replayed:
     replicas: int
     preempted: int
     hit_share: float
-    room_tokens: float
 
     @property
     def ttft_s(self) -> Floats:
@@ -84,7 +82,7 @@ def as_they_come(
         router: Whom a request goes to.
     """
     log = Log(len(requests))
-    fleet = [LiveReplica(deployed, requests, log) for _ in range(replicas)]
+    fleet = [LiveReplica({0: deployed}, requests, log) for _ in range(replicas)]
     choose = _router(router, fleet)
     for request, time_s in enumerate(requests.arrival_s.tolist()):
         for replica in fleet:
@@ -92,7 +90,62 @@ def as_they_come(
         choose(request).submit(request, time_s)
     for replica in fleet:
         replica.advance(math.inf)
-    return _replayed(fleet, requests, requests.arrival_s.copy(), log, deployed)
+    return outcome_of(fleet, requests, requests.arrival_s.copy(), log)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupOutcome:
+    """What became of requests of several models on groups of GPUs.
+
+    Attributes:
+        replayed: All of them; NaN of those that were refused or that no group serves.
+        group: Where each went; -1 where no group has its model, [n].
+        busy_s: Seconds in which each group's first stage worked, [groups].
+    """
+
+    replayed: Replayed
+    group: Integers
+    busy_s: Floats
+
+
+def on_groups(
+    groups: Sequence[Mapping[int, Deployed]], requests: Requests, models: Sequence[int], work_s: Sequence[float]
+) -> GroupOutcome:
+    """Sends requests of several models to groups of GPUs, each to that with its model that has the least work.
+
+    Args:
+        groups: By the model's number, how it runs there.
+        requests: Of all models, in the order in which they come.
+        models: Whose each is, [n].
+        work_s: Seconds of a group that a request of each model takes, by which the router goes.
+    """
+    log = Log(len(requests))
+    fleet = [LiveReplica(group, requests, log) if group else None for group in groups]
+    serving = [[at for at, group in enumerate(groups) if model in group] for model in range(len(work_s))]
+    went = [-1] * len(requests)
+
+    def work(at: int, time_s: float) -> float:
+        replica = fleet[at]
+        if replica is None:
+            return math.inf
+        waiting_s = sum(replica.unfinished_of(model) * work_s[model] for model in groups[at])
+        return waiting_s + max(0.0, replica.free_s - time_s)
+
+    for request, (time_s, model) in enumerate(zip(requests.arrival_s.tolist(), models, strict=True)):
+        for at in serving[model]:
+            if replica := fleet[at]:
+                replica.advance(time_s)
+        if not serving[model]:
+            continue
+        at = went[request] = min(serving[model], key=lambda each: work(each, time_s))
+        if replica := fleet[at]:
+            replica.submit(request, time_s, model=model)
+    for replica in fleet:
+        if replica:
+            replica.advance(math.inf)
+    busy_s = np.array([replica.busy_s if replica else 0.0 for replica in fleet])
+    working = [replica for replica in fleet if replica]
+    return GroupOutcome(outcome_of(working, requests, requests.arrival_s.copy(), log), np.array(went), busy_s)
 
 
 def _router(name: RouterName, fleet: Sequence[LiveReplica]) -> Callable[[int], LiveReplica]:
@@ -134,7 +187,7 @@ def by_clients(deployed: Deployed, requests: Requests, clients: int, *, staggere
             sent[request] = time_s
             replica.submit(request, time_s)
 
-    replica = LiveReplica(deployed, requests, log, answered)
+    replica = LiveReplica({0: deployed}, requests, log, answered)
     first = range(min(clients, count))
     if staggered:
         requests.output_tokens[: len(first)] = [
@@ -143,12 +196,18 @@ def by_clients(deployed: Deployed, requests: Requests, clients: int, *, staggere
     for request in first:
         replica.submit(request, 0.0)
     replica.advance(math.inf)
-    return _replayed([replica], requests, sent, log, deployed)
+    return outcome_of([replica], requests, sent, log)
 
 
-def _replayed(
-    fleet: Sequence[LiveReplica], requests: Requests, sent_s: Floats, log: Log, deployed: Deployed
-) -> Replayed:
+def outcome_of(fleet: Sequence[LiveReplica], requests: Requests, sent_s: Floats, log: Log) -> Replayed:
+    """What became of requests that were sent at these times and whose answers a log has.
+
+    Args:
+        fleet: All replicas through which they went.
+        requests: All.
+        sent_s: When, [n].
+        log: Of what users see, and of the steps behind it.
+    """
     ranks = [rank for replica in fleet for rank in replica.ranks]
     gaps = np.array(log.gaps).reshape(-1, 2)
     done = np.array(log.done_s)
@@ -166,5 +225,4 @@ def _replayed(
         len(fleet),
         sum(rank.preempted for rank in ranks),
         sum(rank.hit_tokens for rank in ranks) / looked_up if looked_up else 0.0,
-        deployed.room_tokens * len(fleet[0].ranks),
     )

@@ -2,7 +2,8 @@
 
 A request takes the room of its prompt when it is let in, and a token's more with each that it gains. Where that would
 not fit any more, those let in last give up their room and wait again, to be computed anew with what they had answered
-(recompute). A request decodes a known number of the rank's steps from its first token on.
+(recompute). A request decodes a known number of the rank's steps from its first token on. One whose prompt another pool
+has computed takes its room as it is let in and decodes at once: its first token comes with the rank's next decode step.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ class Turn:
         left: Tokens of the answer from here on.
         done: Tokens of `prompt` that are computed or were found.
         held: First blocks of the prompt that it holds in the prefix cache.
-        began: The rank's decode steps at its first token from here on; -1 before.
+        began: The rank's decode steps when it began to decode; -1 before.
         alive: Whether it has not given up its room.
+        computed: Whether another pool has computed its prompt.
     """
 
     request: int
@@ -39,6 +41,7 @@ class Turn:
     held: int = 0
     began: int = -1
     alive: bool = True
+    computed: bool = False
 
 
 @dataclass(slots=True)
@@ -74,6 +77,7 @@ class RankQueue:
         self.context_tokens = self.stalled_s = 0.0
         self._waiting: deque[Turn] = deque()
         self._prompts: list[Turn] = []
+        self._arrived: list[Turn] = []  # with computed prompts, whose first token is to come
         self._decoding: dict[int, Turn] = {}  # by request, in the order of their first tokens
         self._ends: list[tuple[int, int, Turn]] = []  # heap: the rank's decode steps at the end, request
         self._steps = 0
@@ -102,13 +106,24 @@ class RankQueue:
         """Of the KV cache, by requests."""
         return self._own_tokens + (self._cache.held_tokens if self._cache else 0)
 
-    def submit(self, request: int) -> bool:
-        """Lets a request wait; refuses one that would not fit if it were alone."""
+    def submit(self, request: int, *, computed: bool = False) -> bool:
+        """Lets a request wait, its prompt computed already or not; refuses one that would not fit if it were alone."""
         prompt, answer = (int(each[request]) for each in (self._requests.prompt_tokens, self._requests.output_tokens))
         if prompt + answer + self._beside > self._room:
             return False
-        self._waiting.append(Turn(request, prompt, answer))
+        self._waiting.append(Turn(request, prompt, answer, computed=computed))
         return True
+
+    def give_up(self, before_s: float) -> list[int]:
+        """Refuses those first in the queue that came before a time and have had no token."""
+        found: list[int] = []
+        arrived, answers = self._requests.arrival_s, self._requests.output_tokens
+        while self._waiting:
+            turn = self._waiting[0]
+            if arrived[turn.request] >= before_s or turn.left < answers[turn.request]:
+                break
+            found.append(self._waiting.popleft().request)
+        return found
 
     def cached_blocks(self, request: int) -> int:
         """How many of a request's first blocks are in the prefix cache."""
@@ -141,11 +156,12 @@ class RankQueue:
         if self._cache:
             self._cache.hold(blocks)
             turn.held = len(blocks)
-        turn.done = hit
+        turn.done = turn.prompt if turn.computed else hit
         self._own_tokens += turn.prompt - turn.held * self._requests.block_tokens + self._beside
         self._left_tokens += turn.left
-        self.hit_tokens += hit
-        self.looked_up_tokens += turn.prompt
+        if not turn.computed:
+            self.hit_tokens += hit
+            self.looked_up_tokens += turn.prompt
         self._shrink()
         return turn
 
@@ -162,6 +178,8 @@ class RankQueue:
 
     def _found(self, turn: Turn) -> tuple[int, Blocks]:
         """(tokens, blocks) of a prompt that are cached; its last token is computed in any case."""
+        if turn.computed:
+            return 0, ()
         if not self._cache:
             return min(turn.prompt - 1, int(turn.prompt * self._requests.cached_share)), ()
         blocks, size = self._blocks(turn.request), self._requests.block_tokens
@@ -204,6 +222,11 @@ class RankQueue:
                 turn = None if crowded else self._let_in()
                 if turn is None:
                     break
+                if turn.computed:
+                    self._begin(turn)
+                    self._arrived.append(turn)
+                    budget -= policy.mixes
+                    continue
                 self._prompts.append(turn)
             turn = self._prompts[at]
             chunk = turn.prompt - turn.done
@@ -222,23 +245,25 @@ class RankQueue:
 
     def finish(self, plan: RankPlan) -> tuple[list[int], list[int]]:
         """A planned step is done: (requests that have their first token, requests that have their last)."""
+        first: list[int] = []
         if plan.decodes:
             self.decode(1)
-        first: list[int] = []
+            first += [turn.request for turn in self._arrived if turn.alive]
+            self._arrived.clear()
         for turn, chunk in plan.chunks:
             turn.done += chunk
             if turn.done >= turn.prompt:
                 first.append(turn.request)
+                turn.left -= 1
+                self._left_tokens -= 1
                 self._begin(turn)
         if first:
             self._prompts = [turn for turn in self._prompts if turn.began < 0]
         return first, self.ended()
 
     def _begin(self, turn: Turn) -> None:
-        """A request has its first token, and decodes the rest."""
+        """A request decodes from here on."""
         turn.began = self._steps
-        turn.left -= 1
-        self._left_tokens -= 1
         self.sequences += 1
         self.context_tokens += turn.prompt
         self._decoding[turn.request] = turn
@@ -278,7 +303,7 @@ class RankQueue:
 
     def steps_alone(self) -> float:
         """Decode steps in which nothing else happens: nobody ends, is let in or has to go; 0 if a prompt is due."""
-        if self._prompts or self._can_let_in():
+        if self._prompts or self._arrived or self._can_let_in():
             return 0
         if not self.sequences:
             return math.inf

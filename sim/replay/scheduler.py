@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from sim.engines.engine_registry import engine_rules
 from sim.prices.engine import SchedulerPolicy
-from sim.serving.phases import most_sequences
+from sim.serving.phases import charged_prompt_tokens, most_sequences, phase_of
 from sim.workload import Workload
 
 
@@ -25,20 +25,28 @@ class Scheduler:
     reserves_output: bool
 
 
-def scheduler_of(workload: Workload, batch: int, ranks: int) -> Scheduler:
-    """The scheduler of a workload's engine, as a deployment of this batch is told to run.
+def scheduler_of(workload: Workload, batch: int, ranks: int, *, as_shipped: bool = False) -> Scheduler:
+    """The scheduler of a workload's engine, as exported commands have it run, or as it is shipped.
+
+    Exported commands cap the tokens of a step at what was charged: prompts or a chunk beside all running requests.
 
     Args:
-        workload: Its engine, machine and chunk.
+        workload: Its phase, engine, machine and chunk.
         batch: Most requests of one microbatch over all attention ranks.
         ranks: Attention ranks.
+        as_shipped: Whether the engine's own cap on the tokens of a step holds, as in benchmarks.
     """
     engine = workload.engine
     policy = engine_rules(engine.name).scheduler(workload.hardware) if engine else SchedulerPolicy()
-    if workload.chunk_tokens is not None:
+    most = max(1, int(min(-(-batch // ranks), most_sequences(workload, ranks) / ranks)))
+    charged = charged_prompt_tokens(workload, batch, ranks)
+    if charged and not as_shipped:
+        beside = most * workload.queries if policy.mixes and phase_of(workload).decodes else 0
+        # vLLM cuts prompts at its cap in any case; others only if they are told to.
+        cut = workload.chunk_tokens is not None or (policy.mixes and policy.chunks)
+        policy = replace(policy, step_tokens=charged + beside, chunks=cut, shared_by_ranks=False)
+    elif workload.chunk_tokens is not None:
         policy = replace(policy, step_tokens=workload.chunk_tokens, chunks=True, shared_by_ranks=False)
     if policy.shared_by_ranks:
         policy = replace(policy, step_tokens=max(1, policy.step_tokens // ranks))
-    most = min(-(-batch // ranks), most_sequences(workload, ranks) / ranks)
-    reserves = engine is not None and engine.memory.reserves_output
-    return Scheduler(policy, max(1, int(most)), reserves)
+    return Scheduler(policy, most, engine is not None and engine.memory.reserves_output)

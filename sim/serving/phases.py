@@ -331,6 +331,22 @@ def batching(workload: Workload, batch: int, dp: int) -> Batching:
     return phase_of(workload).steady_state(workload, batch, dp)
 
 
+def charged_prompt_tokens(workload: Workload, batch: int, dp: int) -> int:
+    """Tokens of prompts in a step of an attention rank, as they were charged: whole prompts, or a chunk; 0 if none.
+
+    Args:
+        workload: Its phase, traffic and chunk.
+        batch: Requests of one microbatch over all attention ranks.
+        dp: Attention ranks.
+    """
+    mixed = batching(workload, batch, dp).mixed
+    if mixed is None:
+        return 0
+    if phase_of(workload).mixes and workload.chunk_tokens:
+        return workload.chunk_tokens
+    return math.ceil(mixed.of_group(dp).prompts) * workload.prompt_tokens
+
+
 def most_sequences(workload: Workload, dp: int) -> float:
     """Requests of one microbatch that an engine's scheduler lets run at once; the rest wait."""
     most, phase = math.inf, phase_of(workload)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysearch.answers.replayed import MOST_REPLICAS, ReplayResult, TrafficOptions, deployed_in
+from raysearch.answers.replayed import MOST_REPLICAS, DeployedStrategies, ReplayResult, TrafficOptions, deployed_in
 from raysearch.answers.strategy_text import strategy_of
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import (
@@ -38,7 +38,7 @@ def replay_traffic(
     question: Question | None = None,
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="PATH", help="Folder of `recommend` or `search`, or a JSON file with a strategy."),
+        typer.Argument(metavar="PATH", help="Folder of `recommend`, `pools` or `search`, or a JSON file."),
     ] = None,
     requests_per_s: RequestsPerSOption = None,
     concurrency: ConcurrencyOption = None,
@@ -88,19 +88,21 @@ def replay_traffic(
     """  # noqa: E501
     check_folder(out)
     if path is not None:
-        workload, strategy, copies = deployed_in(path, question, alternative)
+        deployed = deployed_in(path, question, alternative)
     elif question is None or (tp is None and layout is None):
         raise InputError("expected a folder or file to replay, or a workload with --tp or --layout")
     else:
-        workload, copies = loaded(question), 1
+        workload = loaded(question)
         strategy = strategy_of(workload, tp, ep, pp, batch, "megatron", 1, dp, layout)
+        deployed = DeployedStrategies(workload, {"": (workload, strategy, 1)})
     from raysearch.base.progress import telling
 
     with telling("replaying") as progress:
         found = ReplayResult.of(
             question,
-            (workload, strategy, replicas or copies),
+            deployed,
             TrafficOptions(requests_per_s, concurrency, trace, cv, spread, cached, requests),
+            replicas=replicas,
             router=router,
             percentile=percentile,
             seeds=seeds,

@@ -10,7 +10,7 @@ from pathlib import Path
 from raysearch.base.errors import InputError
 from raysearch.deploy.contexts import longest_context
 from raysearch.deploy.export.render import Command, Variable, shell_text
-from sim.serving.phases import batching, phase_of
+from sim.serving.phases import charged_prompt_tokens, phase_of
 from sim.step.pipeline import layers_of_stages
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -119,10 +119,7 @@ class Deployment:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompts in a step of an attention rank, as they were charged."""
-        workload, dp = self.workload, self.strategy.attention_dp
-        mixed = batching(workload, self.strategy.batch, dp).mixed
-        prompts = math.ceil(mixed.of_group(dp).prompts) * workload.prompt_tokens if mixed else 0
-        return workload.chunk_tokens or prompts if phase_of(workload).mixes else prompts
+        return charged_prompt_tokens(self.workload, self.strategy.batch, self.strategy.attention_dp)
 
 
 def spread_notes(deployment: Deployment, nodes: int) -> list[str]:

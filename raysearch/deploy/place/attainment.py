@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement
-from raysearch.deploy.place.queueing import simulate
 from sim.replay.arrivals import Arrivals, draw_arrivals
+from sim.replay.drive import on_groups
+from sim.replay.requests import Requests
 
 ATTAINMENT_CONFIDENCE = 0.9
 WARM_UP = 0.1
@@ -94,20 +95,27 @@ class SampledTraffic:
 
 
 def tried(cluster: Cluster, placement: ModelPlacement, arrivals: Arrivals) -> Trial:
-    """Simulates a placement."""
+    """Replays the arrivals on a placement."""
     objectives = [tenant.objective for tenant in cluster.tenants]
-    outcome = simulate(cluster.groups(placement), objectives, arrivals)
-    in_time = outcome.in_time(arrivals, objectives)
+    lengths = np.array([(each.prompt_tokens, each.output_tokens) for each in objectives], dtype=np.int64)
+    prompts, answers = lengths[arrivals.models].T
+    requests = Requests(arrivals.times_s, prompts, answers)
+    work_s = [cluster.work_s(model) for model in range(len(objectives))]
+    outcome = on_groups(cluster.groups(placement), requests, arrivals.models.tolist(), work_s)
+    replayed, limits_s = outcome.replayed, np.array([(each.ttft_s, each.tpot_s) for each in objectives])
+    limit = 1 + 1e-9  # seconds are added up in another order than when the request was let in
+    ttft_limit_s, tpot_limit_s = limit * limits_s[arrivals.models].T
+    in_time = (replayed.ttft_s <= ttft_limit_s) & ~(replayed.tpot_s > tpot_limit_s)  # NaN is never in time
     counted = arrivals.times_s >= WARM_UP * arrivals.horizon_s
     models = len(objectives)
     counts = np.bincount(arrivals.models[counted], minlength=models)
     good = np.bincount(arrivals.models[counted & in_time], minlength=models)
-    waited_s = (outcome.first_s - arrivals.times_s)[counted]
+    waited_s = replayed.ttft_s[counted]
     waited_s = waited_s[~np.isnan(waited_s)]
     ttft_s = (float(waited_s.mean()), float(np.quantile(waited_s, 0.99))) if waited_s.size else (math.nan, math.nan)
     with np.errstate(invalid="ignore"):
         shares = good / counts
     # Without a request nothing was late.
     attained = good.sum() / counts.sum() if counts.sum() else 1.0
-    end_s = max(outcome.end_s, arrivals.horizon_s)
+    end_s = max(replayed.end_s, arrivals.horizon_s)
     return Trial(float(attained), shares, counts, ttft_s, outcome.busy_s / end_s, counts - good)

@@ -142,7 +142,7 @@ def load_fleet(name_or_path: str, **instead: Any) -> Fleet:
     workloads: list[Workload] = []
     priced: dict[int, tuple[Workload, dict[GroupShape, Service]]] = {}  # equal models are priced once
     for number, (name, table) in enumerate(file.tenants()):
-        objective = Objective(table.osl, _seconds(table.ttft_ms), _seconds(table.tpot_ms))
+        objective = Objective(table.isl, table.osl, _seconds(table.ttft_ms), _seconds(table.tpot_ms))
         if id(table) not in priced:
             model = str(config_path("models", table.model, beside=path.parent))
             prompts, serving = (_workload(file, table, model, hardware, phase) for phase in ("prefill", "serve"))

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from raysearch.deploy.place.queueing import GpuGroup
 from raysearch.deploy.place.service import GroupShape, Objective, Service
 from sim.replay.arrivals import Stream
+from sim.replay.replica import Deployed
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,18 +60,31 @@ class Cluster:
     def has_room(self, shape: GroupShape, models: Sequence[int]) -> bool:
         """Whether models fit on one group, each with a request of its own in flight."""
         services = [self.services.get((model, shape)) for model in models]
-        if any(each is None for each in services):
-            return False
         held = [each for each in services if each is not None]
-        needed = sum(each.fixed_bytes for each in held) + max((each.request_bytes for each in held), default=0.0)
-        return all(needed <= each.allowed_bytes for each in held)
+        return len(held) == len(services) and all(self._share_bytes(held, each) >= each.request_bytes for each in held)
 
-    def groups(self, placement: ModelPlacement) -> list[GpuGroup]:
-        """The groups of a placement, as the queues see them."""
-        return [
-            GpuGroup(placed.shape.stages, {model: self.services[model, placed.shape] for model in placed.models})
-            for placed in placement
-        ]
+    @staticmethod
+    def _share_bytes(services: Sequence[Service], of: Service) -> float:
+        """Room for the KV cache of one of some models on a group: each engine has as much of what is left."""
+        return (of.allowed_bytes - sum(each.fixed_bytes for each in services)) / len(services)
+
+    def groups(self, placement: ModelPlacement) -> list[dict[int, Deployed]]:
+        """The groups of a placement, as they are replayed: by the model's number, how it runs."""
+        found: list[dict[int, Deployed]] = []
+        for placed in placement:
+            services = {model: self.services[model, placed.shape] for model in placed.models}
+            everyone = list(services.values())
+            found.append(
+                {
+                    model: each.sharing(self._share_bytes(everyone, each), self.tenants[model].objective)
+                    for model, each in services.items()
+                }
+            )
+        return found
+
+    def work_s(self, model: int) -> float:
+        """What a request of a model takes on a GPU at best: the router's weight."""
+        return min(each.work_s * shape.gpus for (of, shape), each in self.services.items() if of == model)
 
     def at(self, rate: float = 1.0, cv: float | None = None) -> Cluster:
         """The same under so many times the load, or with all arrivals as bursty as given."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from sim.evaluation import Evaluation, Memory
 from sim.optimum.spaces import space_of
-from sim.serving.phases import most_sequences
+from sim.replay.replica import Deployed
 from sim.simulate import evaluate
 from sim.step.stage import needed_and_allowed_bytes
 from sim.strategy import Strategy
@@ -43,11 +42,13 @@ class Objective:
     """What a model's requests ask for, and when one is in time.
 
     Attributes:
+        prompt_tokens: Of a prompt.
         output_tokens: Of an answer, >= 1; the first comes with the prompt's end.
         ttft_s: Longest time to the first token; infinite for none.
         tpot_s: Longest mean time of the tokens after it; infinite for none.
     """
 
+    prompt_tokens: int
     output_tokens: int
     ttft_s: float
     tpot_s: float
@@ -58,49 +59,34 @@ class Service:
     """A model on a group.
 
     Attributes:
-        strategy: With one request in flight.
-        prompt_s: From the start of a prompt to its first token, through all stages.
-        slot_s: After so long the group's first stage takes the next prompt.
-        use_s: By the number of requests that decode, from 0: seconds of a stage for a token of each.
-        latency_s: The same: seconds until each has its token where nothing else runs.
+        strategy: Of the model there; its batch is the most that runs at once.
+        deployed: How it runs where it has the group for itself.
+        prompt_s: From the start of a lone prompt to its first token, through all stages.
+        work_s: Seconds of a full group that a request takes: the router's weight.
         fixed_bytes: Weights, activations and runtime, on the fullest GPU.
         request_bytes: Its KV cache of one request, with what the engine's policy lays on top.
         allowed_bytes: What a GPU may hold.
     """
 
-    strategy: Strategy | None
+    strategy: Strategy
+    deployed: Deployed
     prompt_s: float
-    slot_s: float
-    use_s: tuple[float, ...]
-    latency_s: tuple[float, ...]
+    work_s: float
     fixed_bytes: float
     request_bytes: float
     allowed_bytes: float
 
-    @property
-    def most_requests(self) -> int:
-        """Requests that decode at once where the model has the group for itself."""
-        return len(self.use_s) - 1
-
     def slower(self, factor: float) -> Service:
         """The same where every step takes so many times as long."""
-        use_s, latency_s = (tuple(factor * each for each in times) for times in (self.use_s, self.latency_s))
-        times = {"prompt_s": factor * self.prompt_s, "slot_s": factor * self.slot_s}
-        return replace(self, use_s=use_s, latency_s=latency_s, **times)
+        deployed = replace(self.deployed, slower=factor * self.deployed.slower)
+        return replace(self, deployed=deployed, prompt_s=factor * self.prompt_s, work_s=factor * self.work_s)
 
-    def requests_per_s(self, objective: Objective) -> float:
-        """The load that the model carries in time where it has the group for itself; 0 if no request is in time."""
-        if self.prompt_s > objective.ttft_s:
-            return 0.0
-        after = objective.output_tokens - 1
-        if after == 0:
-            return 1 / self.slot_s
-        shares = [
-            use_s / count
-            for count, (use_s, latency_s) in enumerate(zip(self.use_s, self.latency_s, strict=True))
-            if count and latency_s <= objective.tpot_s
-        ]
-        return 1 / (self.slot_s + after * min(shares)) if shares else 0.0
+    def sharing(self, room_bytes: float, objective: Objective) -> Deployed:
+        """How it runs with so much room for its KV cache; requests that cannot be in time any more are refused."""
+        own_bytes = self.allowed_bytes - self.fixed_bytes
+        share = room_bytes / own_bytes if own_bytes > 0 else 0.0
+        patience_s = objective.ttft_s * (1 + 1e-12) - self.prompt_s
+        return replace(self.deployed, room_tokens=share * self.deployed.room_tokens, patience_s=patience_s)
 
 
 def best_service(prompts: Workload, serving: Workload, shape: GroupShape, objective: Objective) -> Service | None:
@@ -115,16 +101,11 @@ def best_service(prompts: Workload, serving: Workload, shape: GroupShape, object
         objective: Of the model's requests.
     """
     found = [
-        service
+        each
         for strategy in _strategies(serving, shape)
-        if (service := _service(prompts, serving, strategy)) is not None
+        if (each := _served(prompts, serving, strategy, objective)) is not None
     ]
-
-    def merit(service: Service) -> tuple[float, float]:
-        alone_s = service.prompt_s + (objective.output_tokens - 1) * service.latency_s[1]
-        return service.requests_per_s(objective), -alone_s
-
-    return max(found, key=merit, default=None)
+    return max(found, key=lambda each: each[0], default=(None, None))[1]
 
 
 def _strategies(workload: Workload, shape: GroupShape) -> Iterator[Strategy]:
@@ -135,39 +116,41 @@ def _strategies(workload: Workload, shape: GroupShape) -> Iterator[Strategy]:
                 yield Strategy(tp, ep, shape.stages, 1, part.only_dims, cp, None if (cp, dp) == (1, ep) else dp)
 
 
-def _service(prompts: Workload, serving: Workload, strategy: Strategy) -> Service | None:
+def _served(
+    prompts: Workload, serving: Workload, strategy: Strategy, objective: Objective
+) -> tuple[tuple[float, float], Service] | None:
+    """((requests a second in time, minus the seconds of a lone one), how it is served); None where it has no room."""
     dp, pp = strategy.attention_dp, strategy.pp
     prompt, alone = evaluate(prompts, strategy), evaluate(serving, replace(strategy, batch=dp))
-    if any(each.kind not in ("tpot", "ttft") for each in (*prompt.violations, *alone.violations)):
+    if _lacks_room(prompt) or _lacks_room(alone):
         return None
     activations = max(prompt.memory_bytes.activations, alone.memory_bytes.activations)
     fixed = replace(alone.memory_bytes, kv_cache=0.0, activations=activations)
     fixed_bytes, allowed_bytes = needed_and_allowed_bytes(serving, fixed)
     # One request on each rank of each microbatch in flight: kv_cache holds pp requests of a GPU's own.
     request_bytes = needed_and_allowed_bytes(serving, Memory(0.0, alone.memory_bytes.kv_cache / pp, 0.0, 0.0))[0]
-    per_rank = int(min((allowed_bytes - fixed_bytes) / request_bytes / pp, most_sequences(serving, dp) / dp))
-    if per_rank < 1:
-        return None
-    counts = sorted({1, *(dp << power for power in range(per_rank.bit_length())), dp * per_rank})
-    steps_s = [_step_s(evaluate(serving, replace(strategy, batch=count))) for count in counts]
-    # In flight are n requests, in as many equal microbatches as there are stages; a stage is used by each in turn.
-    running = np.arange(1, dp * per_rank * pp + 1)
-    latency_s = np.interp(np.ceil(running / pp), counts, steps_s)
-    use_s = np.minimum(running, pp) / pp * latency_s
-    prompt_s = _step_s(prompt)
-    return Service(
-        strategy,
-        prompt_s,
-        prompt_s / pp,
-        (0.0, *use_s.tolist()),
-        (0.0, *latency_s.tolist()),
-        fixed_bytes,
-        request_bytes / dp,
-        allowed_bytes,
+    prompt_s, after = pp * prompt.stage.total_s + prompt.engine_s, objective.output_tokens - 1
+    if after:
+        batch, rate = _largest_batch(serving, strategy, objective)
+    else:
+        batch, rate = dp, pp / prompt_s
+    deployed = Deployed.of(serving, replace(strategy, batch=batch))
+    work_s = 1 / rate if rate else prompt_s + after * alone.tpot_s
+    merit = rate if prompt_s <= objective.ttft_s else 0.0, -(prompt_s + after * alone.tpot_s)
+    return merit, Service(
+        replace(strategy, batch=batch), deployed, prompt_s, work_s, fixed_bytes, request_bytes / dp, allowed_bytes
     )
 
 
-def _step_s(evaluation: Evaluation) -> float:
-    """Seconds of a step through all stages: the prompts' own in phase prefill, else one that decodes alone."""
-    stage = evaluation.stage
-    return evaluation.strategy.pp * stage.total_s + evaluation.engine_s
+def _largest_batch(serving: Workload, strategy: Strategy, objective: Objective) -> tuple[int, float]:
+    """(batch, requests a second) of the most that run at once in time; (one on each rank, 0) where not even that is."""
+    anyhow = replace(serving, ttft_slo_s=math.inf, tpot_slo_s=objective.tpot_s)
+    batch, rate = strategy.attention_dp, 0.0
+    while (found := evaluate(anyhow, replace(strategy, batch=batch))).feasible:
+        rate = max(rate, found.tokens_per_s_per_gpu * found.gpus / objective.output_tokens)
+        batch *= 2
+    return max(strategy.attention_dp, batch // 2), rate
+
+
+def _lacks_room(found: Evaluation) -> bool:
+    return any(each.kind not in ("tpot", "ttft") for each in found.violations)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.fleet import best_first
+from raysearch.deploy.recommend.load_replay import with_report
+from raysearch.deploy.recommend.load_search import carrying
+from raysearch.deploy.recommend.pair_load import pair_load
+from raysearch.deploy.replay.replay_report import ReplayReport
 from sim.pools.best_pair import best_pair
 from sim.pools.best_pools import OnePool, best_in_turns, best_one_pool
 from sim.pools.matching import Limits, Matched
 from sim.pools.resharding import Host, Resharded
-from sim.pools.traffic import Traffic
+from sim.pools.traffic import Traffic, workload_of
 from sim.workload import Workload
 
 Way = OnePool | Matched | Resharded
@@ -42,10 +48,17 @@ class Case:
 
 @dataclass(frozen=True)
 class PoolComparison:
-    """The best of each way that was looked at, None where it is not feasible."""
+    """The best of each way that was looked at, None where it is not feasible.
+
+    Attributes:
+        case: What was asked.
+        ways: By name.
+        replays: Of those that were sized by a replay of requests that come at random: under a load of equal requests.
+    """
 
     case: Case
     ways: Mapping[str, Way | None]
+    replays: Mapping[str, ReplayReport] = field(default_factory=dict[str, ReplayReport])
 
     def goodput_per_gpu(self, name: str) -> float:
         """Requests a second within the limits, per GPU: of those at hand, or of those that the load takes."""
@@ -69,14 +82,39 @@ def compare_pools(
     for number, each in enumerate(limits, 1):
         progress(f"limits {number} of {len(limits)}")
         here = replace(case.workload, max_gpus=each.gpus)
-        ways: dict[str, Way | None] = {
-            "one": best_one_pool(here, case.traffic, each),
-            "apart": best_pair(here, case.traffic, each, hidden=case.hidden),
-        }
+        replays: dict[str, ReplayReport] = {}
+        ways: dict[str, Way | None] = {}
+        if each.requests_per_s is not None and len(case.traffic.kinds) == 1:
+            for name, (way, report) in _under_load(here, case, each).items():
+                ways[name] = way
+                if report:
+                    replays[name] = report
+        else:
+            ways["one"] = best_one_pool(here, case.traffic, each)
+            ways["apart"] = best_pair(here, case.traffic, each, hidden=case.hidden)
         if case.host:
             few = replace(here, degrees=replace(here.degrees, batch=BATCHES))
             ways["resharded"] = best_in_turns(few, case.traffic, each, case.host)
-        found.append(PoolComparison(replace(case, limits=each), ways))
+        found.append(PoolComparison(replace(case, limits=each), ways, replays))
+    return found
+
+
+def _under_load(workload: Workload, case: Case, limits: Limits) -> dict[str, tuple[Way | None, ReplayReport | None]]:
+    """One pool and two on the fewest GPUs on which requests that come at random are in time, as `recommend` has it."""
+    kept, traffic = 1 - workload.margin, case.traffic
+    limited = replace(workload, tpot_slo_s=limits.tpot_s / kept, ttft_slo_s=limits.ttft_s / kept)
+    served = workload_of(traffic, limited, "serve")
+    demand = Demand(served, limits.gpus, requests_per_s=limits.requests_per_s)
+    found: dict[str, tuple[Way | None, ReplayReport | None]] = {"one": (None, None), "apart": (None, None)}
+    if bests := best_first(demand, demand.top):
+        tried, _ = carrying(demand, bests, {})
+        held = [(evaluation, load) for evaluation, load in tried if load]
+        if held:
+            best, load = min(held, key=lambda one: one[0].gpus * one[1].replicas)
+            one = OnePool(best, served, load.replicas, limits.requests_per_s or 0.0)
+            found["one"] = one, with_report(demand, best, load).report
+    if pair := pair_load(demand, traffic, hidden=case.hidden):
+        found["apart"] = pair.matched, pair.report
     return found
 
 

@@ -16,6 +16,7 @@ from raysearch.deploy.export.pool_services import POOLS_FILE
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.recommend.pool_pairs import disaggregated, pools_text
 from raysearch.deploy.recommend.recommendation_files import option_figures, pair_dict
+from raysearch.deploy.replay.replay_report import replay_dict
 from sim.config.question import Question
 from sim.json_object import JsonObject
 from sim.pools.best_pools import OnePool
@@ -36,6 +37,7 @@ def pool_comparison_dict(answer: PoolComparison) -> JsonObject:
         "limits": {name: None if value == math.inf else value for name, value in asdict(case.limits).items()},
         "kv_hidden": case.hidden,
         "ways": {name: None if way is None else _way_dict(answer, name, way) for name, way in answer.ways.items()},
+        "replays": {name: replay_dict(report) for name, report in answer.replays.items()},
         "winner": answer.winner,
     }
 

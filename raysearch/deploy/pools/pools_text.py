@@ -12,6 +12,7 @@ from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.pools.pools_files import what_runs
+from raysearch.deploy.replay.replay_text import replayed_line
 from sim.pools.matching import Matched
 from sim.pools.resharding import Resharded
 
@@ -42,6 +43,8 @@ def _one(answer: PoolComparison) -> Iterator[str]:
         )
         for line in _notes(way):
             yield f"  {line}"
+        if name in answer.replays:
+            yield f"  {replayed_line(answer.replays[name])}"
 
 
 def _lengths(answer: PoolComparison) -> str:

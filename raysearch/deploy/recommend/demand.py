@@ -65,10 +65,10 @@ class Demand:
         if self.requests_per_s is not None and self.concurrency is not None:
             raise InputError("give --requests-per-s or --concurrency, not both")
         check_rate(self.requests_per_s)
-        if self.only == "disaggregated" and (self.loaded or not self.chooses_form):
+        if self.only == "disaggregated" and not self.chooses_form:
             raise InputError(
                 "--set only=disaggregated: expected an engine that joins pools of prompts and answers, two GPUs, phase "
-                "serve, and no load: leave it out"
+                "serve, and no --concurrency: leave it out"
             )
         if self.price_per_gpu_hour is not None and not 0 <= self.price_per_gpu_hour < math.inf:
             raise InputError(f"--set price: expected a number from 0, got {self.price_per_gpu_hour:g}")

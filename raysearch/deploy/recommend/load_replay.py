@@ -13,17 +13,10 @@ from dataclasses import dataclass, replace
 from raysearch.base.errors import InputError
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import needed_replicas
-from raysearch.deploy.replay.replay_report import (
-    MOST_QUEUES,
-    ReplayReport,
-    ReplaySetup,
-    holds,
-    replayed_traffic,
-    step_factor,
-)
+from raysearch.deploy.replay.deployed_fleets import MOST_QUEUES, AggregatedFleet, DeployedFleet
+from raysearch.deploy.replay.replay_report import ReplayReport, ReplaySetup, holds, replayed_traffic
 from raysearch.deploy.replay.sent_traffic import SentTraffic
 from sim.evaluation import Evaluation
-from sim.replay.replica import Deployed
 from sim.replay.requests import Lengths
 
 _SEEDS = 2
@@ -54,7 +47,7 @@ def load_replay(demand: Demand, evaluation: Evaluation, most_gpus: int) -> LoadR
     Raises:
         InputError: More replicas than requests would be replayed: each request would find one idle.
     """
-    deployed = Deployed.of(demand.workload, evaluation.strategy)
+    replica = AggregatedFleet.of(demand.workload, evaluation.strategy)
     least, most = needed_replicas(demand, evaluation), most_gpus // evaluation.gpus
     strategy = evaluation.strategy
     enough = min(_ENOUGH * demand.requests, MOST_QUEUES // (strategy.attention_dp * strategy.pp))
@@ -65,27 +58,28 @@ def load_replay(demand: Demand, evaluation: Evaluation, most_gpus: int) -> LoadR
         )
     counts = range(least, min(most, enough) + 1)
 
-    def fewest(slower: float, among: range) -> int | None:
-        run = replace(deployed, slower=slower)
-        if not among or not holds(load_setup(demand, evaluation, among[-1]), run):
+    def fewest(replica: AggregatedFleet, among: range) -> int | None:
+        setup = load_setup(demand, replica)
+        if not among or not holds(setup, replace(replica, replicas=among[-1])):
             return None
-        at = bisect_left(among[:-1], True, key=lambda count: holds(load_setup(demand, evaluation, count), run))
+        at = bisect_left(among[:-1], True, key=lambda count: holds(setup, replace(replica, replicas=count)))
         return among[at]
 
-    found = fewest(step_factor(evaluation, demand.confidence), counts)
+    found = fewest(replica.at(demand.confidence), counts)
     if found is None:
         return None
-    even = fewest(1.0, range(counts[0], found + 1)) if demand.confidence > 0.5 else found
+    even = fewest(replica, range(counts[0], found + 1)) if demand.confidence > 0.5 else found
     return LoadReplay(found, even or found, counts[0])
 
 
 def with_report(demand: Demand, evaluation: Evaluation, found: LoadReplay) -> LoadReplay:
     """The same with percentiles, the probability that the limits hold, and the load at which they break."""
-    return replace(found, report=replayed_traffic(load_setup(demand, evaluation, found.replicas)))
+    fleet = AggregatedFleet.of(demand.workload, evaluation.strategy, found.replicas)
+    return replace(found, report=replayed_traffic(load_setup(demand, fleet)))
 
 
-def load_setup(demand: Demand, evaluation: Evaluation, replicas: int) -> ReplaySetup:
-    """A demand's load on so many replicas."""
+def load_setup(demand: Demand, fleet: DeployedFleet) -> ReplaySetup:
+    """A demand's load on a fleet."""
     workload = demand.workload
     sent = SentTraffic(
         Lengths(workload.prompt_tokens),
@@ -94,4 +88,4 @@ def load_setup(demand: Demand, evaluation: Evaluation, replicas: int) -> ReplayS
         demand.requests_per_s,
         demand.cv,
     )
-    return ReplaySetup(workload, evaluation.strategy, replicas, sent, percentile=demand.percentile, seeds=_SEEDS)
+    return ReplaySetup(workload, fleet, sent, demand.percentile, _SEEDS)

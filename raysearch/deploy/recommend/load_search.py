@@ -7,6 +7,7 @@ many replicas as fit below what holds so far. More replicas are taken never to h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raysearch.deploy.recommend.demand import Demand
@@ -31,6 +32,29 @@ class LoadProof:
     open: int
     replayed: int
     least_gpus: int
+
+
+def carrying(
+    demand: Demand, listed: Sequence[Evaluation], known: Known
+) -> tuple[list[tuple[Evaluation, LoadReplay | None]], LoadProof]:
+    """Strategies with the replicas that a load takes, each with its largest batch; None where they take more or fail.
+
+    The strategy of the fewest GPUs is among them, unless replays end before, as the proof says.
+
+    Args:
+        demand: With a load.
+        listed: To be replayed in any case.
+        known: Of searches of the same workload.
+    """
+    most, replayed = demand.gpus, list[tuple[Evaluation, LoadReplay | None]]()
+    roomy = {found.strategy: found for each in listed for found in (largest_batch(demand, each) or each,)}
+    for evaluation in roomy.values():
+        load = load_replay(demand, evaluation, most)
+        most = load.replicas * evaluation.gpus if load else most
+        replayed.append((evaluation, load))
+    holding = any(load for _, load in replayed)
+    found, proof = fewer_gpus(demand, most if holding else most + 1, set(map(degrees_of, roomy.values())), known)
+    return [*replayed, *found], proof
 
 
 def fewer_gpus(

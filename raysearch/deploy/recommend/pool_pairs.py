@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raysearch.base.file_io import degrees_text
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import Replicas
+from raysearch.deploy.recommend.pair_load import PairLoad, pair_load
 from sim.pools.best_pair import PHASES, best_pair
 from sim.pools.candidates import Replica
 from sim.pools.matching import Limits, Matched
@@ -23,12 +24,14 @@ class Disaggregated:
         workloads: What each serves, by phase.
         tokens_per_s: Output tokens of the whole.
         gpus_at_hand: Of which the pools take some.
+        load: Under a load, the replay in which they hold; None otherwise.
     """
 
     matched: Matched
     workloads: dict[str, Workload]
     tokens_per_s: float
     gpus_at_hand: int
+    load: PairLoad | None = None
 
     @property
     def pools(self) -> dict[str, tuple[Replica, int]]:
@@ -60,8 +63,11 @@ def _rates_per_s(replica: Replica, count: int) -> tuple[float, float]:
 
 
 def best_disaggregated(demand: Demand) -> Disaggregated | None:
-    """The exact best pair of pools under a demand without a load; None where none keeps the limits."""
+    """The exact best pair of pools, or under a load the fewest GPUs found; None where none keeps the limits."""
     workload = demand.workload
+    if demand.under_traffic:
+        load = pair_load(demand, traffic_of(workload))
+        return load and replace(disaggregated(workload, load.matched, demand.gpus, traffic_of(workload)), load=load)
     limits = Limits(demand.gpus, workload.tpot_limit_s, workload.ttft_limit_s)
     found = best_pair(workload, traffic_of(workload), limits)
     return None if found is None else disaggregated(workload, found, demand.gpus, traffic_of(workload))
@@ -79,7 +85,12 @@ def traffic_of(workload: Workload) -> Traffic:
 
 
 def ahead_by(pair: Disaggregated, fleet: Replicas) -> float:
-    """Tokens a second that two pools make more than replicas of one kind on the same GPUs at hand, as a share."""
+    """Tokens a second that two pools make more than replicas of one kind on the same GPUs at hand, as a share.
+
+    Under a load the GPUs that these take more.
+    """
+    if pair.load:
+        return fleet.gpus / pair.matched.gpus - 1
     return pair.tokens_per_s / fleet.tokens_per_s - 1
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from raysearch.deploy.recommend.alternatives import alternatives, reason
 from raysearch.deploy.recommend.demand import Demand, FormName
-from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_of, gain, largest_batch
+from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_of, gain
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
-from raysearch.deploy.recommend.load_replay import LoadReplay, load_replay, with_report
-from raysearch.deploy.recommend.load_search import LoadProof, degrees_of, fewer_gpus
+from raysearch.deploy.recommend.load_replay import LoadReplay, with_report
+from raysearch.deploy.recommend.load_search import LoadProof, carrying
 from raysearch.deploy.recommend.pool_pairs import Disaggregated, ahead_by, best_disaggregated
 from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations
 from sim.engines.engine_registry import engine_rules_of
@@ -84,9 +84,14 @@ class Recommendation:
     @property
     def winner(self) -> FormName | None:
         """The form of deployment that serves most, the simpler of equal ones; None where nothing is feasible."""
-        if self.pair and (not self.options or ahead_by(self.pair, self.options[0].fleet) > 0):
+        if self.pair and (not self._held or ahead_by(self.pair, self.options[0].fleet) > 0):
             return "disaggregated"
         return "aggregated" if self.options else None
+
+    @property
+    def _held(self) -> bool:
+        """Whether any aggregated deployment is feasible, and carries the load if there is one."""
+        return bool(self.options) and not (self.demand.under_traffic and self.options[0].load is None)
 
     @property
     def ranked(self) -> tuple[Option | Disaggregated, ...]:
@@ -111,7 +116,7 @@ def recommended(
     """
     progress("the engine's best")
     demand, known = _with_best_chunk(demand)
-    pair = best_disaggregated(demand) if demand.chooses_form and not demand.under_traffic else None
+    pair = best_disaggregated(demand) if demand.chooses_form else None
     if pair and demand.only:
         alone = Recommendation(demand, (), None, {}, (), (), None, pair)
         found(alone)
@@ -137,7 +142,7 @@ def recommended(
         progress("the load, replayed")
         options, proof = _under_load(demand, options, known)
         best = options[0].evaluation
-        found(Recommendation(demand, tuple(options[:1]), even, {}, (), (), None, proof=proof))
+        found(Recommendation(demand, tuple(options[:1]), even, {}, (), (), None, pair, proof))
     # Other spaces are compared as predicted and where all GPUs are filled: whole replicas would hide what limits cost.
     fill = demand.unloaded.at_even_odds
     fastest = best_first(fill, 1, known)[0]
@@ -187,33 +192,22 @@ def _under_load(demand: Demand, options: Sequence[Option], known: Known) -> tupl
 
     Whatever else holds on fewer GPUs is among them.
     """
-    most, replayed = demand.gpus, list[Option]()
-    widest = [largest_batch(demand, each.evaluation) or each.evaluation for each in options]
-    roomy = {found.strategy: found for found in widest}
-    for evaluation in roomy.values():
-        option = Option(evaluation, fleet_of(demand, evaluation), binding_limit(demand, evaluation), "")
-        load = load_replay(demand, evaluation, most)
-        if load is None:
-            replayed.append(replace(option, reason="needs more GPUs under random arrivals, or never meets the limits"))
-            continue
-        most = load.replicas * option.evaluation.gpus
-        replayed.append(_held(demand, option, load))
-    holding = any(option.load for option in replayed)
-    found, proof = fewer_gpus(demand, most if holding else most + 1, set(map(degrees_of, roomy.values())), known)
-    for evaluation, load in found:
-        option = Option(evaluation, fleet_of(demand, evaluation), binding_limit(demand, evaluation), "")
-        replayed.append(_held(demand, option, load))
+    tried, proof = carrying(demand, [each.evaluation for each in options], known)
+    replayed = [_replayed_option(demand, evaluation, load) for evaluation, load in tried]
     replayed.sort(key=lambda option: option.fleet.gpus if option.load else math.inf)
     if best := replayed[0].load:
         replayed[0] = replace(replayed[0], load=with_report(demand, replayed[0].evaluation, best))
     return replayed, proof
 
 
-def _held(demand: Demand, option: Option, load: LoadReplay) -> Option:
-    """An option with the replicas on which the limits hold."""
-    gpus = option.evaluation.gpus
+def _replayed_option(demand: Demand, evaluation: Evaluation, load: LoadReplay | None) -> Option:
+    """An option with the replicas on which the limits hold, if on any."""
+    gpus, limit = evaluation.gpus, binding_limit(demand, evaluation)
+    if load is None:
+        words = "needs more GPUs under random arrivals, or never meets the limits"
+        return Option(evaluation, fleet_of(demand, evaluation), limit, words)
     words = f"{load.replicas * gpus} GPUs under random arrivals, {load.in_steady_state * gpus} in the steady state"
-    return replace(option, load=load, fleet=fleet_of(demand, option.evaluation, load.replicas), reason=words)
+    return Option(evaluation, fleet_of(demand, evaluation, load.replicas), limit, words, load)
 
 
 def _best_beside(demand: Demand, name: str, others: Sequence[Evaluation]) -> Evaluation | None:

@@ -13,6 +13,7 @@ from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_to
 from raysearch.base.priced_heading import priced_dict
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
+from raysearch.deploy.recommend.pair_load import PairLoad
 from raysearch.deploy.recommend.pool_pairs import Disaggregated
 from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
 from raysearch.deploy.replay.replay_report import replay_dict
@@ -110,7 +111,12 @@ def pair_dict(pair: Disaggregated) -> JsonObject:
             }
             for phase, (replica, count) in pair.pools.items()
         },
+        **({"load": _pair_load_dict(pair.load)} if pair.load else {}),
     }
+
+
+def _pair_load_dict(load: PairLoad) -> JsonObject:
+    return {"gpus": load.matched.gpus, "in_steady_state": load.in_steady_state, "replay": replay_dict(load.report)}
 
 
 def _intervals(evaluation: Evaluation) -> dict[str, list[float]]:

@@ -13,9 +13,11 @@ from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.alternatives import gpus_text
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import cost, gain, gpus_at_low_end, stay_of
+from raysearch.deploy.recommend.pair_load import PairLoad
 from raysearch.deploy.recommend.pool_pairs import Disaggregated, ahead_by, pools_text
 from raysearch.deploy.recommend.recommendation import Option, Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
+from raysearch.deploy.replay.replay_text import replayed_line
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
 from sim.nearness import near_limits
@@ -52,8 +54,21 @@ def _pair_lines(pair: Disaggregated) -> Iterator[str]:
         f"  {matched.tpot_s * 1e3:.1f} ms per token [{low_ms:.1f}, {high_ms:.1f}]; {matched.ttft_s * 1e3:,.1f} ms "
         f"to the first token, {matched.transfer_s * 1e3:.1f} ms of it for the KV cache over {over}"
     )
-    rate = f"{matched.requests_per_s:,.2f} requests/s"
-    yield f"  {rate} in the steady state, without queues under random arrivals"
+    if pair.load:
+        yield from (f"  {line}" for line in _pair_load_lines(pair.load))
+    else:
+        rate = f"{matched.requests_per_s:,.2f} requests/s"
+        yield f"  {rate} in the steady state, without queues under random arrivals"
+
+
+def _pair_load_lines(load: PairLoad) -> Iterator[str]:
+    """Whether two pools carry a load that comes at random."""
+    report = load.report
+    yield (
+        f"{load.matched.requests_per_s:,.2f} requests/s that come at random take {load.matched.gpus} GPUs to hold the "
+        f"limits at the {report.setup.percentile:g}th percentile; {load.in_steady_state} in the steady state"
+    )
+    yield replayed_line(report)
 
 
 def _other_form(answer: Recommendation) -> str:
@@ -61,6 +76,9 @@ def _other_form(answer: Recommendation) -> str:
     if not answer.pair:
         return ""
     share = ahead_by(answer.pair, answer.options[0].fleet)
+    if answer.pair.load:
+        gpus, words = gpus_text(answer.pair.matched.gpus), pools_text(answer.pair.matched)
+        return "" if answer.winner == "disaggregated" else f"  Disaggregated it takes {gpus}: {words}"
     if answer.winner == "disaggregated":
         return f"  {share:+.1%} tokens/s with the pools above"
     return (
@@ -165,14 +183,7 @@ def _load_lines(demand: Demand, best: Option) -> Iterator[str]:
         f"{load.in_steady_state} in the steady state{even}"
     )
     if report is not None:
-        name = f"p{demand.percentile:g}"
-        known = name if name in report.runs[0].seconds["ttft_s"] else "p99"
-        ttft, tpot = report.seconds_of("ttft_s", known), report.seconds_of("tpot_s", known)
-        breaks = f"; they break at {report.breaks_at_per_s:,.2f} requests/s" if report.breaks_at_per_s else ""
-        yield (
-            f"Replayed: {known} {ttft.value * 1e3:,.0f} ms to the first token and {tpot.value * 1e3:,.1f} ms per token"
-            f"{breaks}"
-        )
+        yield replayed_line(report)
 
 
 def _proof_lines(answer: Recommendation) -> Iterator[str]:

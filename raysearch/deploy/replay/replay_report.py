@@ -14,21 +14,15 @@ from typing import Literal
 
 import numpy as np
 
-from raysearch.base.errors import InputError
 from raysearch.deploy.place.attainment import WARM_UP, AttainmentEstimate, over_seeds
+from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet, step_factor
 from raysearch.deploy.replay.sent_traffic import SentTraffic
 from sim.arrays import Floats
-from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
-from sim.replay.drive import Replayed, RouterName, as_they_come, by_clients
-from sim.replay.replica import Deployed
-from sim.simulate import evaluate
-from sim.strategy import Strategy
+from sim.replay.drive import Replayed
 from sim.workload import Workload
 
 PERCENTILES = (50, 90, 99)
-MOST_QUEUES = 50_000
-"""[assumed] 4,096 replicas of a pipeline of twelve stages; each takes a kilobyte and some microseconds a request."""
 _PARTS = 9
 """Equally likely parts of the step model's error that are replayed."""
 _HALVINGS = 7
@@ -49,28 +43,17 @@ class ReplaySetup:
 
     Attributes:
         workload: Model, machine, engine and limits.
-        strategy: Of each replica; its batch is the most that runs at once.
-        replicas: Copies that share nothing but the router.
-        sent: What is sent to all of them.
-        router: Whom a request goes to.
+        fleet: What serves.
+        sent: What is sent to all of it.
         percentile: Of the latencies that the limits are about.
         seeds: Runs behind each figure.
     """
 
     workload: Workload
-    strategy: Strategy
-    replicas: int
+    fleet: DeployedFleet
     sent: SentTraffic
-    router: RouterName = "least_loaded"
     percentile: float = 99.0
     seeds: int = 5
-
-    def __post_init__(self) -> None:
-        if (queues := self.replicas * self.strategy.attention_dp * self.strategy.pp) > MOST_QUEUES:
-            raise InputError(
-                f"a replay has a queue per microbatch of each data-parallel rank: expected at most {MOST_QUEUES:,} "
-                f"(replicas * dp * pp), got {queues:,}"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +91,17 @@ class ReplayReport:
 
     Attributes:
         setup: What was replayed.
-        evaluation: The steady state of a replica, the bound without queues.
         runs: By the step model as it is, one per seed.
         first: Of the first seed, every request and step.
-        slower: Factors of the step model's error that were replayed, ascending.
+        sure: Probabilities of the step model's error whose steps were replayed, ascending.
         held: Whether the limits held with each.
         breaks_at_per_s: The rate of all replicas up to which they hold; None of clients, and without limits.
     """
 
     setup: ReplaySetup
-    evaluation: Evaluation
     runs: Sequence[RunFigures]
     first: Replayed
-    slower: Sequence[float]
+    sure: Sequence[float]
     held: Sequence[bool]
     breaks_at_per_s: float | None
 
@@ -132,14 +113,12 @@ class ReplayReport:
     @property
     def gpus(self) -> int:
         """Of all replicas."""
-        return self.setup.replicas * self.evaluation.gpus
+        return self.setup.fleet.gpus
 
     @property
     def bound_per_s(self) -> float:
         """Requests per second of all replicas in the steady state of a full batch, without queues."""
-        answers = self.setup.sent.answers if self.setup.sent.trace is None else None
-        tokens = answers.mean if answers else float(self.setup.sent.trace.output_tokens.mean())  # type: ignore[union-attr]
-        return self.evaluation.tokens_per_s_per_gpu * self.gpus / tokens
+        return self.setup.fleet.bound_per_s(*self.setup.sent.mean_tokens)
 
     def figure_of(self, value: Callable[[RunFigures], float]) -> AttainmentEstimate:
         """A figure's mean over seeds, with its interval."""
@@ -157,38 +136,27 @@ def replayed_traffic(setup: ReplaySetup, progress: OnReplay = lambda _: None) ->
         setup: Deployment and traffic.
         progress: Called with what is being replayed.
     """
-    evaluation = evaluate(setup.workload, setup.strategy)
-    deployed = Deployed.of(setup.workload, setup.strategy)
     progress("traffic")
-    outcomes = [_replay(setup, deployed, seed) for seed in range(setup.seeds)]
+    outcomes = [_replay(setup, setup.fleet, seed) for seed in range(setup.seeds)]
     runs = [_figures(setup, outcome) for outcome in outcomes]
     limited = min(setup.workload.ttft_slo_s, setup.workload.tpot_slo_s) < math.inf
-    parts = [(part + 0.5) / _PARTS for part in range(_PARTS)]
-    slower = [step_factor(evaluation, part) for part in parts] if limited else []
+    sure = [(part + 0.5) / _PARTS for part in range(_PARTS)] if limited else []
     progress("slower and faster steps")
-    held = [holds(setup, replace(deployed, slower=factor), turn % setup.seeds) for turn, factor in enumerate(slower)]
-    report = ReplayReport(setup, evaluation, runs, outcomes[0], slower, held, None)
+    held = [holds(setup, setup.fleet.at(each), turn % setup.seeds) for turn, each in enumerate(sure)]
+    report = ReplayReport(setup, runs, outcomes[0], sure, held, None)
     if not limited or setup.sent.rate_per_s is None:
         return report
     progress("the load at which it breaks")
-    return replace(report, breaks_at_per_s=_breaks_at(setup, deployed, report.bound_per_s))
+    return replace(report, breaks_at_per_s=_breaks_at(setup, report.bound_per_s))
 
 
-def holds(setup: ReplaySetup, deployed: Deployed, seed: int = 0) -> bool:
-    """Whether the limits hold at the percentile in one run."""
-    return _figures(setup, _replay(setup, deployed, seed)).holds
+def holds(setup: ReplaySetup, fleet: DeployedFleet, seed: int = 0) -> bool:
+    """Whether the limits hold at the percentile in one run of a fleet in place of the setup's."""
+    return _figures(setup, _replay(setup, fleet, seed)).holds
 
 
-def _replay(setup: ReplaySetup, deployed: Deployed, seed: int) -> Replayed:
-    requests = setup.sent.draw(seed)
-    if setup.sent.clients is not None:
-        return by_clients(deployed, requests, setup.sent.clients)
-    return as_they_come(deployed, requests, setup.replicas, setup.router)
-
-
-def step_factor(evaluation: Evaluation, probability: float) -> float:
-    """Times the step model's seconds that steps take no longer than with that probability, as the time per token."""
-    return evaluation.tpot_at_s(probability) / evaluation.tpot_s
+def _replay(setup: ReplaySetup, fleet: DeployedFleet, seed: int) -> Replayed:
+    return fleet.replayed(setup.sent.draw(seed), setup.sent.clients)
 
 
 def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
@@ -241,27 +209,28 @@ def _spread_of(values: Floats, counts: Floats | None = None) -> Mapping[str, flo
     return {"mean": float(np.average(values, weights=weights)), **found}
 
 
-def _breaks_at(setup: ReplaySetup, deployed: Deployed, bound_per_s: float) -> float:
+def _breaks_at(setup: ReplaySetup, bound_per_s: float) -> float:
     """The highest rate at which the limits hold, by halving, on the same requests at other distances."""
     low, high = 0.0, 1.05 * bound_per_s
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        carried = holds(replace(setup, sent=setup.sent.at(middle)), deployed)
+        carried = holds(replace(setup, sent=setup.sent.at(middle)), setup.fleet)
         low, high = (middle, high) if carried else (low, middle)
     return low
 
 
 def replay_dict(report: ReplayReport) -> JsonObject:
     """The answer in JSON."""
-    setup, evaluation = report.setup, report.evaluation
+    setup, fleet = report.setup, report.setup.fleet
+    ttft_s, tpot_s = fleet.latencies_s
 
     def estimate(value: Callable[[RunFigures], float]) -> JsonObject:
         return asdict(report.figure_of(value))
 
     return {
-        "replicas": setup.replicas,
+        "replicas": fleet.copies,
         "gpus": report.gpus,
-        "router": setup.router,
+        "router": fleet.router if isinstance(fleet, AggregatedFleet) else "least_loaded",
         "percentile": setup.percentile,
         "requests_per_s": setup.sent.rate_per_s,
         "concurrency": setup.sent.clients,
@@ -281,13 +250,13 @@ def replay_dict(report: ReplayReport) -> JsonObject:
         "preempted": estimate(lambda run: run.preempted),
         "refused": max(run.refused for run in report.runs),
         "probability": report.probability,
-        "step_factors": list(report.slower),
+        "step_factors": [[step_factor(each, part) for part in report.sure] for each in fleet.evaluations],
         "held": list(report.held),
         "breaks_at_per_s": report.breaks_at_per_s,
         "bound_per_s": report.bound_per_s,
         "steady_state": {
-            "tpot_s": evaluation.tpot_s,
-            "ttft_s": evaluation.ttft_s,
-            "tokens_per_s_per_gpu": evaluation.tokens_per_s_per_gpu,
+            "tpot_s": tpot_s,
+            "ttft_s": ttft_s,
+            "tokens_per_s_per_gpu": report.bound_per_s * setup.sent.mean_tokens[1] / report.gpus,
         },
     }

@@ -12,8 +12,10 @@ from raysearch.base.file_io import degrees_text
 from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.place.attainment import AttainmentEstimate
+from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet
 from raysearch.deploy.replay.replay_report import METRICS, PERCENTILES, ReplayReport
 from sim.layouts import layout_of
+from sim.strategy import Strategy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,10 +26,7 @@ def replay_blocks(report: ReplayReport) -> Iterator[RenderableType]:
     """What `raysearch replay` prints."""
     setup = report.setup
     yield priced_text(setup.workload)
-    yield (
-        f"{_copies(setup.replicas)} of {layout_of(setup.strategy) or degrees_text(setup.strategy)}, "
-        f"at most {setup.strategy.batch} requests each, {report.gpus} GPUs"
-    )
+    yield f"{_fleet_text(setup.fleet)}, {report.gpus} GPUs"
     yield _sent_line(report)
     names = ("mean", *(f"p{each}" for each in PERCENTILES))
     rows = [
@@ -82,6 +81,30 @@ def _notes(report: ReplayReport) -> Iterator[str]:
         yield f"{preempted:,.0f} requests per run were preempted and recomputed: allow fewer at once"
     if refused := max(run.refused for run in report.runs):
         yield f"{refused:,} requests never fit in the KV cache and were refused"
+
+
+def replayed_line(report: ReplayReport) -> str:
+    """Latencies at the percentile, and the load at which the limits break."""
+    name = f"p{report.setup.percentile:g}"
+    known = name if name in report.runs[0].seconds["ttft_s"] else "p99"
+    ttft, tpot = report.seconds_of("ttft_s", known), report.seconds_of("tpot_s", known)
+    breaks = f"; they break at {report.breaks_at_per_s:,.2f} requests/s" if report.breaks_at_per_s else ""
+    return (
+        f"Replayed: {known} {ttft.value * 1e3:,.0f} ms to the first token and {tpot.value * 1e3:,.1f} ms per token"
+        f"{breaks}"
+    )
+
+
+def _fleet_text(fleet: DeployedFleet) -> str:
+    if isinstance(fleet, AggregatedFleet):
+        return f"{_copies(fleet.replicas)} of {_strategy_text(fleet.strategy)}"
+    pools = fleet.pools
+    prefill, decode = (_strategy_text(each.strategy) for each in (pools.prefill, pools.decode))
+    return f"Prompts on {_copies(pools.prefills)} of {prefill}; answers on {_copies(pools.decodes)} of {decode}"
+
+
+def _strategy_text(strategy: Strategy) -> str:
+    return f"{layout_of(strategy) or degrees_text(strategy)}, at most {strategy.batch} requests each"
 
 
 def _copies(count: int) -> str:

@@ -50,6 +50,13 @@ class SentTraffic:
         span_s = float(self.trace.arrival_s[-1])
         return (len(self.trace) - 1) / span_s if span_s else None
 
+    @property
+    def mean_tokens(self) -> tuple[float, float]:
+        """Of a prompt and of an answer."""
+        if self.trace is None:
+            return self.prompts.mean, self.answers.mean
+        return float(self.trace.prompt_tokens.mean()), float(self.trace.output_tokens.mean())
+
     def at(self, requests_per_s: float) -> SentTraffic:
         """The same requests at another rate: their lengths and the shape of their gaps stay."""
         return replace(self, requests_per_s=requests_per_s)

@@ -108,7 +108,7 @@ def serving_frame(path: Path) -> pd.DataFrame:
         if engine is None or machine is None or flag(said, "disagg"):
             continue
         try:
-            rows.append(_row(said, engine, machine, line))
+            rows.append(published_row(said, engine, machine, line))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path}: run {line} is none of InferenceX: {error!r}") from error
     rows = [row for row in rows if row["silicon_tpot_ms"]]
@@ -117,7 +117,15 @@ def serving_frame(path: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _row(said: JsonObject, engine: str, machine: str, line: int) -> JsonObject:
+_PERCENTILES = ("median_ttft", "median_tpot", "p99_ttft", "p99_tpot")
+
+
+def published_row(said: JsonObject, engine: str, machine: str, line: int) -> JsonObject:
+    """A record as a row of serving runs, with its percentiles in milliseconds.
+
+    Raises:
+        KeyError, TypeError, ValueError: It lacks what a run needs.
+    """
     gpus, ep = (int(number(said, f"decode_{each}") or number(said, each) or 1) for each in ("tp", "ep"))
     dp = gpus if flag(said, "decode_dp_attention") or flag(said, "dp_attention") else 1
     tpot_s = number(said, "mean_tpot") or number(said, "median_tpot") or 0.0
@@ -138,6 +146,7 @@ def _row(said: JsonObject, engine: str, machine: str, line: int) -> JsonObject:
         "isl": int(said["isl"]),
         "osl": int(said["osl"]),
         "silicon_tpot_ms": tpot_s * 1e3,
+        **{f"{name}_ms": 1e3 * (number(said, name) or float("nan")) for name in _PERCENTILES},
         "concurrency": int(said["conc"]),
         "batch_size": float("nan"),
         "tp_size": gpus // dp,

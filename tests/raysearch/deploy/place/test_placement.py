@@ -19,6 +19,7 @@ from raysearch.deploy.place.placement_search import best_placements, dedicated, 
 from raysearch.deploy.place.service import GroupShape, Objective, Service
 from sim.config.files import CatalogError
 from sim.replay.arrivals import Stream
+from tests.one_pass import stated
 
 ALONE, PIPELINE = GroupShape(1, 1), GroupShape(1, 2)
 
@@ -30,14 +31,14 @@ def cluster(
 
     A model takes the share `fixed` of a GPU, and on more GPUs as much less.
     """
-    never = (0.0,) * 10_000
 
     def service(stages: int) -> Service:
         prompt_s = 1.0 if stages == 1 else cost
-        return Service(None, prompt_s, prompt_s / stages, never, never, fixed / stages, 0.0, 1.0)
+        deployed = stated(prompt_s, stages)
+        return Service(deployed.strategy, deployed, prompt_s, prompt_s / stages, fixed / stages, 0.0, 1.0)
 
     shapes = [GroupShape(1, stages) for stages in (1, 2, 4) if stages <= gpus]
-    tenant = Tenant("model", Stream(rate, cv), Objective(1, ttft_s, math.inf))
+    tenant = Tenant("model", Stream(rate, cv), Objective(1, 1, ttft_s, math.inf))
     return Cluster(
         gpus, (tenant,) * models, {(model, each): service(each.stages) for model in range(models) for each in shapes}
     )

@@ -12,8 +12,8 @@ from raysearch.answers.recommended import RecommendationResult
 from raysearch.base.errors import InputError
 from raysearch.deploy.recommend.fleet import EVERY, best_first, largest_batch
 from raysearch.deploy.recommend.load_replay import load_setup
-from raysearch.deploy.replay.replay_report import holds, step_factor
-from sim.replay.replica import Deployed
+from raysearch.deploy.replay.deployed_fleets import AggregatedFleet
+from raysearch.deploy.replay.replay_report import holds
 
 ASKED = rs.question(model="llama_3_1_8b", isl=1000, osl=200, tpot_ms=10, ttft_ms=150, gpus=8)
 LOAD = 30.0
@@ -29,16 +29,12 @@ def found() -> RecommendationResult:
 def test_one_replica_fewer_does_not_hold_and_these_do(found: RecommendationResult) -> None:
     best, demand = found.answer.options[0], found.answer.demand
     assert best.load is not None
-    deployed = Deployed.of(demand.workload, best.evaluation.strategy)
-    slow, usual = replace(deployed, slower=step_factor(best.evaluation, 0.9)), deployed
-    setups = {
-        count: load_setup(demand, best.evaluation, count)
-        for count in (best.load.replicas, best.load.replicas - 1, best.load.at_even_odds)
-    }
-    assert holds(setups[best.load.replicas], slow)
+    usual = AggregatedFleet.of(demand.workload, best.evaluation.strategy)
+    slow, setup = usual.at(0.9), load_setup(demand, usual)
+    assert holds(setup, replace(slow, replicas=best.load.replicas))
     if best.load.replicas > best.load.in_steady_state:
-        assert not holds(setups[best.load.replicas - 1], slow)
-    assert holds(setups[best.load.at_even_odds], usual)
+        assert not holds(setup, replace(slow, replicas=best.load.replicas - 1))
+    assert holds(setup, replace(usual, replicas=best.load.at_even_odds))
     assert best.load.in_steady_state <= best.load.at_even_odds <= best.load.replicas
     assert best.fleet.replicas == best.load.replicas
 
@@ -104,8 +100,8 @@ def test_no_strategy_of_any_degrees_holds_on_fewer_gpus(found: RecommendationRes
     for each in best_first(replace(demand.unloaded, confidence=0.5), EVERY):  # of all degrees
         roomy = largest_batch(demand, each) or each
         if each.gpus <= fewer and each.strategy.pp == 1:
-            slow = Deployed.of(demand.workload, roomy.strategy, step_factor(roomy, 0.9))
-            assert not holds(load_setup(demand, roomy, fewer // each.gpus), slow)
+            slow = AggregatedFleet.of(demand.workload, roomy.strategy, fewer // each.gpus).at(0.9)
+            assert not holds(load_setup(demand, slow), slow)
             tried += 1
     assert tried
 

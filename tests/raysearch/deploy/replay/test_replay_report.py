@@ -11,7 +11,9 @@ import pytest
 import raysearch as rs
 from raysearch.answers.replayed import ReplayResult
 from raysearch.base.errors import InputError
+from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, step_factor
 from raysearch.deploy.replay.replay_report import RunFigures
+from sim.pools.matching import Matched
 from tests.conftest import Command
 
 QUESTION: dict[str, Any] = {"model": "llama_3_1_8b", "isl": 1000, "osl": 100, "tpot_ms": 12, "ttft_ms": 150}
@@ -44,11 +46,13 @@ def test_the_limits_hold_below_the_load_at_which_they_break_and_not_above() -> N
 
 def test_slower_steps_hold_no_better() -> None:
     report = _found(requests_per_s=14).report
-    assert list(report.slower) == sorted(report.slower)
-    assert report.slower[0] < 1 < report.slower[-1]
-    low, high = (bound / report.evaluation.tpot_s for bound in report.evaluation.tpot_interval_s)
-    assert low < report.slower[0]  # the outermost of nine equal parts lies inside the 90 % interval
-    assert report.slower[-1] < high
+    (evaluation,) = report.setup.fleet.evaluations
+    slower = [step_factor(evaluation, each) for each in report.sure]
+    assert slower == sorted(slower)
+    assert slower[0] < 1 < slower[-1]
+    low, high = (bound / evaluation.tpot_s for bound in evaluation.tpot_interval_s)
+    assert low < slower[0]  # the outermost of nine equal parts lies inside the 90 % interval
+    assert slower[-1] < high
     assert list(report.held) == sorted(report.held, reverse=True)
 
 
@@ -154,8 +158,31 @@ def test_a_recommendation_s_folder_says_what_is_deployed(tmp_path: Path) -> None
     best.write(tmp_path / "best")
     found = rs.replay(path=tmp_path / "best", requests_per_s=3, **FEW)
     assert best.strategy is not None
-    assert found.report.setup.strategy == best.strategy
-    assert found.report.setup.replicas == 2 // best.strategy.gpus
+    fleet = found.report.setup.fleet
+    assert isinstance(fleet, AggregatedFleet)
+    assert fleet.strategy == best.strategy
+    assert fleet.replicas == 2 // best.strategy.gpus
+
+
+def test_two_pools_are_replayed_from_their_folder(tmp_path: Path) -> None:
+    asked = rs.question(model="llama_3_1_70b", isl=8000, osl=200, tpot_ms=30, ttft_ms=2000, gpus=8)
+    best = rs.pools(asked)
+    assert best.winner == "apart"
+    best.write(tmp_path)
+    pair = best.points[0].ways["apart"]
+    assert isinstance(pair, Matched)
+    found = rs.replay(path=tmp_path, requests_per_s=0.5 * pair.requests_per_s, requests=200, seeds=1)
+    assert found.report.gpus == pair.gpus
+    assert found.report.bound_per_s == pytest.approx(pair.requests_per_s, rel=0.3)
+    run = found.report.runs[0]
+    # The first token is later than alone; tokens come no later than in a full batch.
+    assert run.seconds["ttft_s"]["p50"] > pair.prefill.latency_s + pair.transfer_s
+    assert run.seconds["tpot_s"]["mean"] < pair.tpot_s * 1.02
+    said = found.to_dict()
+    assert said["prefill"]["replicas"] == pair.prefills
+    assert "Prompts on" in str(found)
+    with pytest.raises(InputError, match="two pools have replicas of their own"):
+        rs.replay(path=tmp_path, requests_per_s=1, replicas=2)
 
 
 def test_limits_that_do_not_hold_end_with_3(raysearch: Command) -> None:

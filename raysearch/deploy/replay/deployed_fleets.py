@@ -1,0 +1,217 @@
+"""Deployments that are replayed: replicas of one strategy, or a pool for prompts and one for answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from raysearch.base.errors import InputError
+from sim.evaluation import Evaluation
+from sim.pools.handover import Link, request_cache_bytes, sharers
+from sim.replay.drive import Replayed, RouterName, as_they_come, by_clients
+from sim.replay.replica import Deployed
+from sim.replay.requests import Requests
+from sim.replay.two_pools import Handover, TwoPools, through_pools
+from sim.serving.phases import phase_of
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+MOST_QUEUES = 50_000
+"""[assumed] 4,096 replicas of a pipeline of twelve stages; each takes a kilobyte and some microseconds a request."""
+
+
+def step_factor(evaluation: Evaluation, probability: float) -> float:
+    """Times the step model's seconds that steps take no longer than with that probability, as their latency."""
+    if evaluation.tpot_s:
+        return evaluation.tpot_at_s(probability) / evaluation.tpot_s
+    return evaluation.ttft_at_s(probability) / evaluation.ttft_s
+
+
+@dataclass(frozen=True)
+class AggregatedFleet:
+    """Replicas of one strategy that share nothing but the router.
+
+    Attributes:
+        deployed: A replica.
+        replicas: How many.
+        router: Whom a request goes to.
+    """
+
+    deployed: Deployed
+    replicas: int
+    router: RouterName = "least_loaded"
+
+    def __post_init__(self) -> None:
+        _check_queues(self.replicas, self.strategy)
+
+    @classmethod
+    def of(
+        cls, workload: Workload, strategy: Strategy, replicas: int = 1, router: RouterName = "least_loaded"
+    ) -> AggregatedFleet:
+        """Replicas of a strategy."""
+        return cls(Deployed.of(workload, strategy), replicas, router)
+
+    @property
+    def strategy(self) -> Strategy:
+        """Of a replica."""
+        return self.deployed.strategy
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """The steady state of a replica."""
+        return evaluate(self.deployed.prices.workload, self.strategy)
+
+    @property
+    def evaluations(self) -> Sequence[Evaluation]:
+        """Of each of its pools: one."""
+        return (self.evaluation,)
+
+    @property
+    def copies(self) -> int:
+        """Replicas of all pools."""
+        return self.replicas
+
+    @property
+    def gpus(self) -> int:
+        """Of all replicas."""
+        return self.replicas * self.evaluation.gpus
+
+    @property
+    def latencies_s(self) -> tuple[float, float]:
+        """(to the first token, per token) in the steady state."""
+        return self.evaluation.ttft_s, self.evaluation.tpot_s
+
+    def bound_per_s(self, prompt_tokens: float, output_tokens: float) -> float:
+        """Requests per second in the steady state of a full batch, without queues."""
+        return _rate_per_s(self.deployed, self.evaluation, prompt_tokens, output_tokens) * self.replicas
+
+    def at(self, probability: float) -> AggregatedFleet:
+        """The same with steps as long as they are at most with a probability."""
+        return replace(self, deployed=_slower(self.deployed, self.evaluation, probability))
+
+    def replayed(self, requests: Requests, clients: int | None) -> Replayed:
+        """What becomes of requests, at their times or by so many clients of a replica."""
+        if clients is not None:
+            return by_clients(self.deployed, requests, clients)
+        return as_they_come(self.deployed, requests, self.replicas, self.router)
+
+
+@dataclass(frozen=True)
+class DisaggregatedFleet:
+    """A pool that computes prompts and one that decodes answers.
+
+    Attributes:
+        pools: Both.
+    """
+
+    pools: TwoPools
+
+    def __post_init__(self) -> None:
+        for copies, deployed in ((self.pools.prefills, self.pools.prefill), (self.pools.decodes, self.pools.decode)):
+            _check_queues(copies, deployed.strategy)
+
+    @classmethod
+    def of(
+        cls,
+        prefill: tuple[Workload, Strategy, int],
+        decode: tuple[Workload, Strategy, int],
+        *,
+        hidden: float = 0.0,
+    ) -> DisaggregatedFleet:
+        """Both pools, each by its workload, its strategy and how many replicas.
+
+        Args:
+            prefill: Of phase prefill.
+            decode: Of phase decode.
+            hidden: Share of the cache's transfer that hides behind the prompt's computing.
+        """
+        gpus = sum(strategy.gpus * copies for _, strategy, copies in (prefill, decode))
+        near = gpus <= prefill[0].hardware.node_gpus
+        handover = handover_of(prefill[0], (prefill[1], decode[1]), same_node=near, hidden=hidden)
+        one, other = (Deployed.of(workload, strategy) for workload, strategy, _ in (prefill, decode))
+        return cls(TwoPools(one, other, prefill[2], decode[2], handover))
+
+    @cached_property
+    def evaluations(self) -> Sequence[Evaluation]:
+        """The steady states of a prefill and a decode replica."""
+        return tuple(evaluate(each.prices.workload, each.strategy) for each in (self.pools.prefill, self.pools.decode))
+
+    @property
+    def copies(self) -> int:
+        """Replicas of both pools."""
+        return self.pools.prefills + self.pools.decodes
+
+    @property
+    def gpus(self) -> int:
+        """Of both pools."""
+        prefill, decode = self.evaluations
+        return self.pools.prefills * prefill.gpus + self.pools.decodes * decode.gpus
+
+    @property
+    def latencies_s(self) -> tuple[float, float]:
+        """(to the first token, per token) in the steady state, both pools full."""
+        prefill, decode = self.evaluations
+        waits_s = self.pools.handover.waits_s(self.pools.prefill.prices.workload.prompt_tokens)
+        return prefill.ttft_s + waits_s + decode.tpot_s, decode.tpot_s
+
+    def bound_per_s(self, prompt_tokens: float, output_tokens: float) -> float:
+        """Requests per second of the slower pool in its steady state, without queues."""
+        pools, (prefill, decode) = self.pools, self.evaluations
+        return min(
+            pools.prefills * _rate_per_s(pools.prefill, prefill, prompt_tokens, output_tokens),
+            pools.decodes * _rate_per_s(pools.decode, decode, prompt_tokens, output_tokens),
+        )
+
+    def at(self, probability: float) -> DisaggregatedFleet:
+        """The same with steps of both pools as long as they are at most with a probability."""
+        pools, (prefill, decode) = self.pools, self.evaluations
+        slower = {
+            "prefill": _slower(pools.prefill, prefill, probability),
+            "decode": _slower(pools.decode, decode, probability),
+        }
+        return DisaggregatedFleet(replace(pools, **slower))
+
+    def replayed(self, requests: Requests, clients: int | None) -> Replayed:
+        """What becomes of requests, at their times or by so many clients of the whole."""
+        return through_pools(self.pools, requests, clients)
+
+
+DeployedFleet = AggregatedFleet | DisaggregatedFleet
+
+
+def handover_of(
+    prefill: Workload, strategies: tuple[Strategy, Strategy], *, same_node: bool, hidden: float = 0.0
+) -> Handover:
+    """The way of a KV cache between a prefill and a decode replica."""
+    usual = prefill.prompt_tokens
+    link = Link(prefill, same_node, request_cache_bytes(prefill, usual), hidden)
+    both = min(sharers(prefill, each) for each in strategies)
+    senders, receivers = (each.gpus for each in strategies)
+
+    def of(tokens: int) -> Link:
+        return replace(link, cache_bytes=link.cache_bytes * tokens / usual)
+
+    return Handover(
+        lambda tokens: of(tokens).request_s(both, both),
+        lambda tokens: of(tokens).sending_s(senders),
+        lambda tokens: of(tokens).sending_s(receivers),
+    )
+
+
+def _slower(deployed: Deployed, evaluation: Evaluation, probability: float) -> Deployed:
+    return replace(deployed, slower=step_factor(evaluation, probability))
+
+
+def _rate_per_s(deployed: Deployed, evaluation: Evaluation, prompt_tokens: float, output_tokens: float) -> float:
+    counted = phase_of(deployed.prices.workload).counted_tokens(prompt_tokens, output_tokens)
+    return evaluation.tokens_per_s_per_gpu * evaluation.gpus / counted
+
+
+def _check_queues(replicas: int, strategy: Strategy) -> None:
+    if (queues := replicas * strategy.attention_dp * strategy.pp) > MOST_QUEUES:
+        raise InputError(
+            f"a replay has a queue per microbatch of each data-parallel rank: expected at most {MOST_QUEUES:,} "
+            f"(replicas * dp * pp), got {queues:,}"
+        )

@@ -1,0 +1,162 @@
+"""Requests through two pools: prompts computed in one, their KV caches sent over, answers decoded in the other.
+
+A request goes to the prefill replica with fewest unfinished ones. When its prompt is done, it goes to the decode
+replica with fewest; its cache is sent as soon as the ports of both are free, and when it is there the request waits to
+be let in. Its first token is that of its first decode step. A prefill replica gives its room back when the prompt is
+done.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from sim.replay.drive import Replayed, outcome_of
+from sim.replay.replica import Deployed, LiveReplica, Log
+from sim.replay.requests import Requests
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """The way of a KV cache between pools; seconds by the tokens of the prompt.
+
+    Attributes:
+        waits_s: That its request waits for it.
+        sends_s: That the ports of its prefill replica are busy with it.
+        receives_s: The same of its decode replica.
+    """
+
+    waits_s: Callable[[int], float]
+    sends_s: Callable[[int], float]
+    receives_s: Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class TwoPools:
+    """A prefill pool and a decode pool.
+
+    Attributes:
+        prefill, decode: A replica of each.
+        prefills, decodes: How many.
+        handover: Between them.
+    """
+
+    prefill: Deployed
+    decode: Deployed
+    prefills: int
+    decodes: int
+    handover: Handover
+
+
+def through_pools(pools: TwoPools, requests: Requests, clients: int | None = None) -> Replayed:
+    """Sends requests at their times, or by clients who have one open each and all begin at once.
+
+    Args:
+        pools: Through which they go.
+        requests: In the order in which they come.
+        clients: How many, in place of the requests' times.
+    """
+    journey = _Journey(pools, requests, clients)
+    return journey.as_they_come() if clients is None else journey.by_clients()
+
+
+class _Journey:
+    """Requests on their way; what is known to happen lies in a heap."""
+
+    def __init__(self, pools: TwoPools, requests: Requests, clients: int | None) -> None:
+        count = len(requests)
+        self._pools, self._requests = pools, requests
+        self._log = Log(count)
+        prompts_alone = replace(requests, output_tokens=np.ones(count, dtype=np.int64))
+        self._prefills = [
+            LiveReplica({0: pools.prefill}, prompts_alone, Log(count), partial(self._computed, at))
+            for at in range(pools.prefills)
+        ]
+        self._decodes = [
+            LiveReplica({0: pools.decode}, requests, self._log, self._answered) for _ in range(pools.decodes)
+        ]
+        self._ports_s = [0.0] * pools.prefills, [0.0] * pools.decodes  # from when on they are free
+        self._on_the_way = [0] * pools.decodes
+        self._order = itertools.count()
+        self._due: list[tuple[float, int, Callable[[float], None]]] = []
+        self._sent = requests.arrival_s.copy() if clients is None else np.zeros(count)
+        self._clients = count if clients is None else min(clients, count)
+        self._left = deque(range(self._clients, count))
+
+    def as_they_come(self) -> Replayed:
+        """All prompts first, which no answer holds up, then all answers."""
+        for request, time_s in enumerate(self._sent.tolist()):
+            for replica in self._prefills:
+                replica.advance(time_s)
+            self._send(request, time_s)
+        for replica in self._prefills:
+            replica.advance(math.inf)
+        while self._due:
+            time_s, _, happen = heapq.heappop(self._due)
+            for replica in self._decodes:
+                replica.advance(time_s)
+            happen(time_s)
+        for replica in self._decodes:
+            replica.advance(math.inf)
+        return self._outcome()
+
+    def by_clients(self) -> Replayed:
+        """Whatever comes next of all replicas, none of which goes on beyond what others may do meanwhile."""
+        for request in range(self._clients):
+            self._send(request, 0.0)
+        fleet = [*self._prefills, *self._decodes]
+        while True:
+            due_s = self._due[0][0] if self._due else math.inf
+            times_s = [replica.next_s for replica in fleet]
+            next_s = min(times_s)
+            if due_s == next_s == math.inf:
+                return self._outcome()
+            if due_s <= next_s:
+                time_s, _, happen = heapq.heappop(self._due)
+                happen(time_s)
+                continue
+            at = times_s.index(next_s)
+            times_s[at] = math.inf
+            fleet[at].advance(max(min(due_s, *times_s), math.nextafter(next_s, math.inf)))
+
+    def _outcome(self) -> Replayed:
+        self._log.steps += [step for replica in self._prefills for step in replica.log.steps]
+        return outcome_of([*self._prefills, *self._decodes], self._requests, self._sent, self._log)
+
+    def _later(self, time_s: float, happen: Callable[[float], None]) -> None:
+        heapq.heappush(self._due, (time_s, next(self._order), happen))
+
+    def _send(self, request: int, time_s: float) -> None:
+        min(self._prefills, key=lambda replica: replica.unfinished).submit(request, time_s)
+
+    def _computed(self, sender: int, request: int, time_s: float) -> None:
+        self._later(time_s, partial(self._hand_over, sender, request))
+
+    def _hand_over(self, sender: int, request: int, time_s: float) -> None:
+        def load(at: int) -> int:
+            return self._decodes[at].unfinished + self._on_the_way[at]
+
+        receiver, tokens = min(range(len(self._decodes)), key=load), int(self._requests.prompt_tokens[request])
+        (sends, receives), handover = self._ports_s, self._pools.handover
+        begin_s = max(time_s, sends[sender], receives[receiver])
+        sends[sender] = begin_s + handover.sends_s(tokens)
+        receives[receiver] = begin_s + handover.receives_s(tokens)
+        self._on_the_way[receiver] += 1
+        self._later(begin_s + handover.waits_s(tokens), partial(self._arrive, receiver, request))
+
+    def _arrive(self, receiver: int, request: int, time_s: float) -> None:
+        self._on_the_way[receiver] -= 1
+        self._decodes[receiver].submit(request, time_s, computed=True)
+
+    def _answered(self, _request: int, time_s: float) -> None:
+        if self._left:
+            request = self._left.popleft()
+            self._sent[request] = time_s
+            self._later(time_s, partial(self._send, request))
