@@ -188,6 +188,7 @@ def pools(
     resharded: bool = False,
     host_gb: float = 200.0,
     host_gb_per_s: float = 50.0,
+    requests: int = 2000,
     progress: bool = False,
 ) -> PoolsResult:
     """Compares one pool of GPUs with separate pools for prefill and decode: the exact best of each.
@@ -201,7 +202,8 @@ def pools(
         resharded: Also a pool that re-shards its weights between prefill and decode, which no engine can do yet.
         host_gb: Host memory for KV caches per GPU, in 1e9 bytes, where a pool re-shards.
         host_gb_per_s: A GPU's link to it, per direction.
-        progress: Whether to report progress on stderr.
+        requests: Under a load, of a replay.
+        progress: Whether to say on stderr what is being worked out.
 
     Raises:
         CatalogError, InputError: The question is invalid.
@@ -220,6 +222,7 @@ def pools(
             sweep=sweep,
             kv_hidden=kv_hidden,
             host=host,
+            requests=requests,
             progress=tell,
         )
 

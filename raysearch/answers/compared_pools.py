@@ -49,6 +49,7 @@ class PoolsResult(Result):
         sweep: Mapping[str, Sequence[float]] | None,
         kv_hidden: float,
         host: Host | None,
+        requests: int,
         progress: Callable[[str], None],
     ) -> PoolsResult:
         """Answers a question; see `raysearch.api.pools`."""
@@ -77,7 +78,7 @@ class PoolsResult(Result):
             for load in loads
         ]
         unlimited = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf)
-        case = Case(unlimited, mixes[0], limits[0], kv_hidden, host)
+        case = Case(unlimited, mixes[0], limits[0], kv_hidden, host, requests)
         return cls(question, along_traffic(case, mixes, limits, progress))
 
     @property

@@ -39,6 +39,7 @@ def show_pools(
     ] = False,
     host_gb: Annotated[float, Setting("Host memory for KV caches per GPU, where a pool re-shards.", least=0.0)] = 200.0,
     host_gb_per_s: Annotated[float, Setting("A GPU's link to host memory, GB/s per direction.", least=1e-3)] = 50.0,
+    requests: Annotated[int, Setting("Requests in one simulated run.", least=10, most=10_000_000)] = 2000,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -68,6 +69,7 @@ def show_pools(
             sweep=_swept(sweep.split(";") if sweep else []),
             kv_hidden=kv_hidden,
             host=Host(host_gb * 1e9, host_gb_per_s * 1e9) if resharded else None,
+            requests=requests,
             progress=tell,
         )
     loaded(found.question)  # which says what is to be known of the model

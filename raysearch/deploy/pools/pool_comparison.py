@@ -37,6 +37,7 @@ class Case:
         limits: To be kept.
         hidden: Share of the cache's transfer that hides behind computing prompts.
         host: Memory of the hosts, where a pool that re-shards keeps caches; None leaves that way out.
+        requests: Of a replay under a load.
     """
 
     workload: Workload
@@ -44,6 +45,7 @@ class Case:
     limits: Limits
     hidden: float = 0.0
     host: Host | None = None
+    requests: int = 2000
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def _under_load(workload: Workload, case: Case, limits: Limits) -> dict[str, tup
     kept, traffic = 1 - workload.margin, case.traffic
     limited = replace(workload, tpot_slo_s=limits.tpot_s / kept, ttft_slo_s=limits.ttft_s / kept)
     served = workload_of(traffic, limited, "serve")
-    demand = Demand(served, limits.gpus, requests_per_s=limits.requests_per_s)
+    demand = Demand(served, limits.gpus, requests_per_s=limits.requests_per_s, requests=case.requests)
     found: dict[str, tuple[Way | None, ReplayReport | None]] = {"one": (None, None), "apart": (None, None)}
     if bests := best_first(demand, demand.top):
         tried, _ = carrying(demand, bests, {})

@@ -20,7 +20,7 @@ from sim.evaluation import Evaluation
 from sim.replay.requests import Lengths
 
 _SEEDS = 2
-_ENOUGH = 2
+ENOUGH = 2
 """Replicas per request of a replay, on average: with more than requests none waits, and more change nothing."""
 
 
@@ -50,7 +50,7 @@ def load_replay(demand: Demand, evaluation: Evaluation, most_gpus: int) -> LoadR
     replica = AggregatedFleet.of(demand.workload, evaluation.strategy)
     least, most = needed_replicas(demand, evaluation), most_gpus // evaluation.gpus
     strategy = evaluation.strategy
-    enough = min(_ENOUGH * demand.requests, MOST_QUEUES // (strategy.attention_dp * strategy.pp))
+    enough = min(ENOUGH * demand.requests, MOST_QUEUES // (strategy.attention_dp * strategy.pp))
     if enough < least <= most:
         raise InputError(
             f"--requests-per-s: the load takes {least:,} replicas or more, and a replay of {demand.requests:,} "

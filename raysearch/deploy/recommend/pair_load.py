@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.load_replay import load_setup
+from raysearch.deploy.recommend.load_replay import ENOUGH, load_setup
 from raysearch.deploy.replay.deployed_fleets import DisaggregatedFleet
 from raysearch.deploy.replay.replay_report import ReplayReport, holds, replayed_traffic
 from sim.pools.best_pair import PHASES, best_pair
@@ -87,7 +87,7 @@ def _candidates(demand: Demand, traffic: Traffic, hidden: float) -> Iterator[Mat
         for room in _ROOM:
             limits = Limits(demand.gpus, workload.tpot_limit_s, share * workload.ttft_limit_s, room * load)
             found = best_pair(workload, traffic, limits, hidden=hidden)
-            if found is None:
+            if found is None or found.prefills + found.decodes > ENOUGH * demand.requests:
                 break
             yield found
 

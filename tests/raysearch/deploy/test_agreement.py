@@ -14,11 +14,15 @@ from sim.pools.matching import Matched
 
 ASKED = rs.question(model="llama_3_1_8b", isl=2000, osl=100, tpot_ms=15, ttft_ms=300, engine="vllm", gpus=8)
 LOAD = 20.0
+FEW = 300
+"""Requests of a replay."""
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[RecommendationResult, PoolsResult]:
-    return rs.recommend(ASKED, requests_per_s=LOAD, top=2), rs.pools(ASKED, requests_per_s=LOAD)
+def both() -> tuple[RecommendationResult, PoolsResult]:
+    return rs.recommend(ASKED, requests_per_s=LOAD, top=2, requests=FEW), rs.pools(
+        ASKED, requests_per_s=LOAD, requests=FEW
+    )
 
 
 def test_recommend_and_pools_size_both_forms_alike_under_a_load(
@@ -43,7 +47,7 @@ def test_replay_says_of_the_winner_what_recommend_rests_on(
     winner = answer.options[0].load if answer.winner == "aggregated" else answer.pair and answer.pair.load
     assert winner is not None
     assert winner.report is not None
-    again = rs.replay(path=tmp_path, requests_per_s=LOAD, seeds=2)
+    again = rs.replay(path=tmp_path, requests_per_s=LOAD, seeds=2, requests=FEW)
     assert again.report.runs == winner.report.runs
     assert again.probability == winner.report.probability
     assert again.report.gpus == winner.report.gpus
