@@ -203,7 +203,7 @@ def pools(
         host_gb: Host memory for KV caches per GPU, in 1e9 bytes, where a pool re-shards.
         host_gb_per_s: A GPU's link to it, per direction.
         requests: Under a load, of a replay.
-        progress: Whether to say on stderr what is being worked out.
+        progress: Whether to report progress on stderr.
 
     Raises:
         CatalogError, InputError: The question is invalid.

@@ -65,7 +65,7 @@ def _pair_load_lines(load: PairLoad) -> Iterator[str]:
     """Whether two pools carry a load that comes at random."""
     report = load.report
     yield (
-        f"{load.matched.requests_per_s:,.2f} requests/s that come at random take {load.matched.gpus} GPUs to hold the "
+        f"{load.matched.requests_per_s:,.2f} requests/s under random arrivals need {load.matched.gpus} GPUs to meet the "
         f"limits at the {report.setup.percentile:g}th percentile; {load.in_steady_state} in the steady state"
     )
     yield replayed_line(report)
@@ -78,7 +78,7 @@ def _other_form(answer: Recommendation) -> str:
     share = ahead_by(answer.pair, answer.options[0].fleet)
     if answer.pair.load:
         gpus, words = gpus_text(answer.pair.matched.gpus), pools_text(answer.pair.matched)
-        return "" if answer.winner == "disaggregated" else f"  Disaggregated it takes {gpus}: {words}"
+        return "" if answer.winner == "disaggregated" else f"  Disaggregated: {gpus} needed: {words}"
     if answer.winner == "disaggregated":
         return f"  {share:+.1%} tokens/s with the pools above"
     return (
