@@ -65,8 +65,8 @@ def _pair_load_lines(load: PairLoad) -> Iterator[str]:
     """Whether two pools carry a load that comes at random."""
     report = load.report
     yield (
-        f"{load.matched.requests_per_s:,.2f} requests/s under random arrivals need {load.matched.gpus} GPUs to meet the "
-        f"limits at the {report.setup.percentile:g}th percentile; {load.in_steady_state} in the steady state"
+        f"{load.matched.requests_per_s:,.2f} requests/s under random arrivals need {load.matched.gpus} GPUs to meet "
+        f"the limits at the {report.setup.percentile:g}th percentile; {load.in_steady_state} in the steady state"
     )
     yield replayed_line(report)
 
