@@ -21,8 +21,8 @@ from sim.config.huggingface.parts import (
     grouped_by_kind,
     head_dim_of,
     heads_of,
-    kinds_of,
     latent_of,
+    layer_kinds,
     paired_layers,
     per_layer,
     windowed,
@@ -96,7 +96,7 @@ def _qwen3_next(keys: Keys) -> list[ImportedLayer]:
     layers, every = keys.need("layers"), keys.count("full_attention_interval", default=4)
     known = ("linear_attention", "full_attention")
     usual = [known[(layer + 1) % every == 0] for layer in range(layers)]
-    kinds = kinds_of(keys, layers, usual, known, "layer_types")
+    kinds = layer_kinds(keys, layers, usual, known, "layer_types")
     tables = {
         "full_attention": ("full", {**heads_of(keys), "output_gate": keys.flag("attn_output_gate", default=True)}),
         "linear_attention": ("linear", {"linear_mixer": _gated_delta(keys)}),
@@ -134,7 +134,7 @@ def _deepseek(keys: Keys) -> list[ImportedLayer]:
         if not topk:
             raise CannotImport("indexer_types, and no index_topk")
         follows = {**latent, "indexer": {**latent["indexer"], "heads": 0, "head_dim": 0}}
-        kinds = kinds_of(keys, layers, (), ("full", "shared"), "indexer_types")
+        kinds = layer_kinds(keys, layers, (), ("full", "shared"), "indexer_types")
         attention = [("latent", latent) if kind == "full" else ("latent_shared", follows) for kind in kinds]
     experts = expert_network(keys, width, counted_shared(keys, width)) if keys.known("experts") else None
     dense = dense_network(keys.known("ffn_hidden"))
@@ -286,7 +286,7 @@ def _gemma4(keys: Keys) -> list[ImportedLayer]:
         raise CannotImport("layers that share their keys, or embeddings of layers' own, which no model file can say")
     full = {**own, "head_dim": keys.count("global_head_dim", default=own["head_dim"])}
     full["kv_heads"] = keys.count("num_global_key_value_heads", default=own["kv_heads"])
-    kinds = kinds_of(keys, layers, (), ("full_attention", "sliding_attention"), "layer_types")
+    kinds = layer_kinds(keys, layers, (), ("full_attention", "sliding_attention"), "layer_types")
     tables = {"full_attention": ("full", full), "sliding_attention": ("window", windowed(keys, own))}
     dense = dense_network(keys.known("ffn_hidden"))
     if keys.flag("enable_moe_block", default=False):
@@ -303,7 +303,7 @@ def _step(keys: Keys) -> list[ImportedLayer]:
     layers, full = keys.need("layers"), heads_of(keys)
     other = keys.inside("attention_other_setting")
     heads = keys.whole("num_sliding_attention_heads") or other.whole("num_attention_heads", default=96)
-    kinds = kinds_of(keys, layers, (), ("full_attention", "sliding_attention"), "layer_types")
+    kinds = layer_kinds(keys, layers, (), ("full_attention", "sliding_attention"), "layer_types")
     window = windowed(keys, {**full, "heads": heads})
     attention = [("window", window) if kind == "sliding_attention" else ("full", full) for kind in kinds]
     experts = expert_network(keys, keys.known("expert_hidden"), keys.known("shared_hidden"))
@@ -324,7 +324,7 @@ def _laguna(keys: Keys) -> list[ImportedLayer]:
     """Each layer has its own number of heads; a gate per head is left out: it is as narrow as there are heads."""
     layers, full = keys.need("layers"), heads_of(keys)
     heads = per_layer(keys.wholes("num_attention_heads_per_layer", default=[full["heads"]] * layers), layers, "heads")
-    kinds = kinds_of(keys, layers, (), ("full_attention", "sliding_attention"), "layer_types")
+    kinds = layer_kinds(keys, layers, (), ("full_attention", "sliding_attention"), "layer_types")
     attention: list[tuple[str, ConfigTable]] = []
     for kind, count in zip(kinds, heads, strict=True):
         own = {**full, "heads": count}

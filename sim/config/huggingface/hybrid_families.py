@@ -19,8 +19,8 @@ from sim.config.huggingface.parts import (
     dense_network,
     expert_network,
     heads_of,
-    kinds_of,
     latent_of,
+    layer_kinds,
     paired_layers,
     per_layer,
 )
@@ -121,7 +121,7 @@ def _bailing_hybrid(keys: Keys) -> list[ImportedLayer]:
     layers, width, heads = keys.need("layers"), keys.known("expert_hidden"), keys.need("heads")
     every, head_dim = keys.count("layer_group_size", default=6), keys.count("head_dim", default=128)
     usual = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
-    kinds = kinds_of(keys, layers, usual, ("linear_attention", "full_attention"), "layer_types")
+    kinds = layer_kinds(keys, layers, usual, ("linear_attention", "full_attention"), "layer_types")
     mixer = {"kind": "kimi_delta", "heads": heads, "key_heads": heads, "key_dim": head_dim, "value_dim": head_dim}
     mixer["conv_kernel"] = keys.count("short_conv_kernel_size", default=4)
     latent, linear = ("latent", latent_of(keys)), ("linear", {"linear_mixer": mixer})
@@ -138,7 +138,7 @@ def _granite_hybrid(keys: Keys) -> list[ImportedLayer]:
     """Mamba-2 or attention, each with experts or one network behind."""
     layers = keys.need("layers")
     known = ("linear_attention", "mamba", "full_attention", "attention")
-    kinds = kinds_of(keys, layers, keys.texts("layers_block_type") or ["mamba"] * layers, known, "layer_types")
+    kinds = layer_kinds(keys, layers, keys.texts("layers_block_type") or ["mamba"] * layers, known, "layer_types")
     heads = keys.count("mamba_n_heads", default=128)
     inner = keys.count("mamba_expand", default=2) * keys.need("hidden")
     width = inner // heads if keys.holds(str, "mamba_d_head") else keys.count("mamba_d_head", default=inner // heads)

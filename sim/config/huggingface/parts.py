@@ -73,7 +73,7 @@ def windowed(keys: Keys, full: ConfigTable, key: str = "sliding_window") -> Conf
     return {**full, "window": window}
 
 
-def kinds_of(keys: Keys, layers: int, default: Sequence[str], known: Collection[str], key: str) -> Sequence[str]:
+def layer_kinds(keys: Keys, layers: int, default: Sequence[str], known: Collection[str], key: str) -> Sequence[str]:
     """Of every layer one of the kinds that are known."""
     kinds = per_layer(keys.texts(key) or default, layers, key)
     if unknown := sorted(set(kinds) - set(known)):
@@ -92,7 +92,7 @@ def grouped_by_kind(keys: Keys, layers: int) -> list[tuple[str, ConfigTable]]:
     """Grouped-query attention of every layer, full or with a window, as `layer_types` says."""
     full = heads_of(keys)
     known = ("full_attention", "sliding_attention")
-    kinds = kinds_of(keys, layers, known[:1] * layers, known, "layer_types")
+    kinds = layer_kinds(keys, layers, known[:1] * layers, known, "layer_types")
     tables = {"full_attention": ("full", full)}
     if "sliding_attention" in kinds:
         tables["sliding_attention"] = ("window", windowed(keys, full))
@@ -133,7 +133,7 @@ def dense_first(keys: Keys, layers: int) -> list[bool]:
     """Whether each layer has experts: DeepSeek's keys, and lists of them."""
     if keys.texts("mlp_layer_types"):
         keys.seen("moe_layer_freq", "first_k_dense_replace")  # the same again
-        return [kind == "sparse" for kind in kinds_of(keys, layers, (), ("dense", "sparse"), "mlp_layer_types")]
+        return [kind == "sparse" for kind in layer_kinds(keys, layers, (), ("dense", "sparse"), "mlp_layer_types")]
     if keys.holds(list, "moe_layer_freq"):
         keys.seen("first_k_dense_replace")
         return [bool(each) for each in per_layer(keys.wholes("moe_layer_freq"), layers, "moe_layer_freq")]
