@@ -183,7 +183,7 @@ def kinds_of(columns: Sequence[Ints]) -> tuple[list[tuple[int, ...]], Ints]:
 def unbeaten_within(keys: Ints, figures: FrontFigures) -> Ints:
     """Combinations that no other of the same key matches or undercuts in every figure."""
     rows = figures.rows
-    kept = [same[_unbeaten(rows[same])] for key in np.unique(keys) for same in [np.flatnonzero(keys == key)]]
+    kept = [same[_unbeaten(rows[same])] for key in sorted(set(keys.tolist())) for same in [np.flatnonzero(keys == key)]]
     return np.concatenate(kept or [np.zeros(0, dtype=np.int64)])
 
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from envs.strategy_env import brief
 from raysearch.cli.commands.settings import Setting, takes_settings
 from raysearch.deploy.contexts import too_long
 from sim.config.files import config_path
@@ -81,6 +80,8 @@ def _show_import(question: Question) -> None:
     for note in imported.notes:
         print(f"  {note}", file=sys.stderr)
     if imported.unread:
+        from envs.strategy_env import brief  # with gymnasium, which takes as long as a search
+
         print(f"  not understood: {brief(', '.join(imported.unread))}", file=sys.stderr)
 
 

@@ -388,7 +388,7 @@ def output_into(stdout: int, *arguments: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.slow
 def test_a_signal_during_the_first_imports_is_heard(tmp_path: Path) -> None:
-    (tmp_path / "gymnasium.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    (tmp_path / "pydantic.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     environment = command_environment()
     environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"
     stopped = subprocess.run(raysearch_command("list"), capture_output=True, text=True, env=environment)
