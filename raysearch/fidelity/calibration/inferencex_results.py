@@ -7,8 +7,7 @@ Licence: the dashboards' code is under the GPL, their figures are facts.
 
 from __future__ import annotations
 
-import csv
-import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any, cast
 import pandas as pd
 
 from raysearch.base.errors import InputError
+from raysearch.fidelity.calibration.measured_tables import read_text
+from sim.config.reading import Unreadable, parse_json, read_bytes
 from sim.json_object import JsonFields, JsonObject
 
 MACHINES: Mapping[str, str] = {
@@ -46,6 +47,11 @@ ENGINES: Mapping[str, str] = {
 SOURCE = "InferenceX export of its dashboards"
 _FORMATS = {"fp8": "fp8", "bf16": "bfloat16", "int4": "int4_wo"}
 _FEW_DRAFTS = 2
+_LARGEST_BYTES = 64 * 1024**2
+_MOST_VALUES = 2_000_000
+"""[assumed] Forty thousand runs of fifty fields; in memory a value takes up to two hundred bytes."""
+_MOST = 10**7
+"""[assumed] Of any number of tokens, requests, GPUs or workers."""
 
 
 def machine_named(name: object) -> str | None:
@@ -72,23 +78,40 @@ def published_records(path: Path) -> Iterator[JsonObject]:
     """
     files = [path] if path.is_file() else sorted(each for each in path.glob("*") if each.suffix in (".json", ".csv"))
     for file in files:
-        try:
-            text = file.read_text(encoding="utf-8")
-            rows: Any = list(csv.DictReader(text.splitlines())) if file.suffix == ".csv" else json.loads(text)
-        except (OSError, UnicodeDecodeError, ValueError) as error:
-            raise InputError(f"{file}: cannot be read: {error}") from error
+        rows: Any = read_text(file).to_dict("records") if file.suffix == ".csv" else _parsed(file)
         if isinstance(rows, dict):
             rows = next((each for each in cast("dict[str, Any]", rows).values() if isinstance(each, list)), [])
-        for row in cast("list[Any]", rows):
+        for row in cast("list[Any]", rows) if isinstance(rows, list) else []:
             if isinstance(row, dict):
                 record = cast(JsonObject, row)
-                yield {**record, **cast(JsonObject, record.get("metrics") or {})}
+                metrics = record.get("metrics")
+                yield {**record, **(cast(JsonObject, metrics) if isinstance(metrics, dict) else {})}
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return parse_json(read_bytes(path, _LARGEST_BYTES), _MOST_VALUES, infinite=True)
+    except (OSError, Unreadable) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
 
 
 def number(said: JsonFields, name: str) -> float | None:
-    """A number, None for an empty cell."""
+    """A number, None for an empty cell. Raises: TypeError, ValueError: It is none, or infinite."""
     value = said.get(name)
-    return None if value in (None, "") else float(cast(Any, value))
+    if value in (None, ""):
+        return None
+    found = float(value) if isinstance(value, float | str) else float(whole_number(value, least=0))
+    if math.isinf(found):
+        raise ValueError(f"{name}: expected a finite number, got {value!r:.40}")
+    return None if math.isnan(found) else found
+
+
+def whole_number(value: object, *, least: int = 1) -> int:
+    """A number of tokens, requests, GPUs or workers. Raises: TypeError, ValueError: It is none, or out of bounds."""
+    found = value if isinstance(value, int) else float(cast(Any, value))
+    if not least <= found <= _MOST:
+        raise ValueError(f"expected a number from {least} to {_MOST:,}, got {value!r:.40}")
+    return int(found)
 
 
 def flag(said: JsonFields, name: str) -> bool:
@@ -126,7 +149,7 @@ def published_row(said: JsonObject, engine: str, machine: str, line: int) -> Jso
     Raises:
         KeyError, TypeError, ValueError: It lacks what a run needs.
     """
-    gpus, ep = (int(number(said, f"decode_{each}") or number(said, each) or 1) for each in ("tp", "ep"))
+    gpus, ep = (whole_number(number(said, f"decode_{each}") or number(said, each) or 1) for each in ("tp", "ep"))
     dp = gpus if flag(said, "decode_dp_attention") or flag(said, "dp_attention") else 1
     tpot_s = number(said, "mean_tpot") or number(said, "median_tpot") or 0.0
     model, precision = str(said["model"]), str(said["precision"])
@@ -143,11 +166,11 @@ def published_row(said: JsonObject, engine: str, machine: str, line: int) -> Jso
         "model_path": model,
         "mode": "agg",
         "gemm_quant_mode": _FORMATS.get(precision, four_bits),
-        "isl": int(said["isl"]),
-        "osl": int(said["osl"]),
+        "isl": whole_number(said["isl"]),
+        "osl": whole_number(said["osl"]),
         "silicon_tpot_ms": tpot_s * 1e3,
         **{f"{name}_ms": 1e3 * (number(said, name) or float("nan")) for name in _PERCENTILES},
-        "concurrency": int(said["conc"]),
+        "concurrency": whole_number(said["conc"]),
         "batch_size": float("nan"),
         "tp_size": gpus // dp,
         "attention_dp_size": dp,

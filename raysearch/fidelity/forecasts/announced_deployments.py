@@ -17,7 +17,8 @@ import yaml
 
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.deployments import Skipped
-from raysearch.fidelity.calibration.inferencex_results import ENGINES, drafts_of, machine_named
+from raysearch.fidelity.calibration.inferencex_results import ENGINES, drafts_of, machine_named, whole_number
+from sim.config.reading import Unreadable, read_bytes
 from sim.json_object import JsonObject
 
 SHORT_NAMES: Mapping[str, str] = {
@@ -36,6 +37,12 @@ SHORT_NAMES: Mapping[str, str] = {
 }
 """Its short names of models -> ours of the same shape."""
 _FIXED = "fixed-seq-len"
+LARGEST_ANNOUNCEMENT_BYTES = 4 * 1024**2
+"""[assumed] Ten times InferenceX's own; the pure-Python parser reads a megabyte in some seconds."""
+_MOST_POINTS = 100_000
+"""[assumed] Of an entry; YAML's aliases could ask for any number in a few lines."""
+_NO_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+"""What the parser raises, of scalars with a tag that they do not fit, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +127,11 @@ class Announced:
 def read_entries(path: Path) -> dict[str, JsonObject]:
     """The entries of one file by name. Raises: InputError."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: cannot be read as YAML: {str(error).splitlines()[0]}") from error
+        content = yaml.safe_load(read_bytes(path, LARGEST_ANNOUNCEMENT_BYTES))
+    except (OSError, Unreadable) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    except _NO_YAML as error:
+        raise InputError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())[:200]}") from error
     if not (isinstance(content, dict) and all(isinstance(entry, dict) for entry in content.values())):
         raise InputError(f"{path}: expected entries by name, as in InferenceX's configs/nvidia-master.yaml")
     return {str(name): entry for name, entry in cast("dict[Any, JsonObject]", content).items()}
@@ -135,9 +144,12 @@ def announced(name: str, entry: JsonObject, path: Path) -> Iterator[Announced | 
         InputError: A part that is no configuration.
     """
     try:
-        yield from _announced(name, entry)
+        for number, point in enumerate(_announced(name, entry), 1):
+            if number > _MOST_POINTS:
+                raise ValueError(f"it has more than {_MOST_POINTS:,} points")
+            yield point
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path}: entry {name!r} is no configuration of a benchmark: {error!r}") from error
+        raise InputError(f"{path}: entry {name!r:.80} is no configuration of a benchmark: {error!r:.200}") from error
 
 
 def _announced(name: str, entry: JsonObject) -> Iterator[Announced | Skipped]:
@@ -168,8 +180,8 @@ def _announced(name: str, entry: JsonObject) -> Iterator[Announced | Skipped]:
                         framework,
                         str(entry["precision"]),
                         str(entry["image"]),
-                        int(scenario["isl"]),
-                        int(scenario["osl"]),
+                        whole_number(scenario["isl"]),
+                        whole_number(scenario["osl"]),
                         drafts,
                         requests,
                         decode,
@@ -179,23 +191,29 @@ def _announced(name: str, entry: JsonObject) -> Iterator[Announced | Skipped]:
 
 def _requests(layout: JsonObject) -> list[int]:
     if "conc-list" in layout:
-        return [int(each) for each in layout["conc-list"]]
-    low, high = int(layout["conc-start"]), int(layout["conc-end"])
-    if not 1 <= low <= high:
+        return [whole_number(each) for each in layout["conc-list"]]
+    low, high = whole_number(layout["conc-start"]), whole_number(layout["conc-end"])
+    if low > high:
         raise ValueError(f"conc-start {low} and conc-end {high} are no range")
     return [low << power for power in range((high // low).bit_length())]
 
 
 def _workers(layout: JsonObject) -> tuple[Worker, Worker | None]:
-    if "decode" in layout and int(layout["decode"]["num-worker"]):
+    if "decode" in layout and whole_number(layout["decode"]["num-worker"], least=0):
         return _worker(layout["decode"]), _worker(layout["prefill"])
     return _worker(layout.get("prefill", layout)), None
 
 
 def _worker(said: JsonObject) -> Worker:
-    gpus = int(said["tp"])
+    gpus = whole_number(said["tp"])
     dp = gpus if said.get("dp-attn") else 1
-    return Worker(int(said.get("num-worker", 1)), gpus, int(said.get("ep", 1)), dp, int(said.get("pp", 1)))
+    return Worker(
+        whole_number(said.get("num-worker", 1)),
+        gpus,
+        whole_number(said.get("ep", 1)),
+        dp,
+        whole_number(said.get("pp", 1)),
+    )
 
 
 def _drafts(layout: JsonObject, model: str, engine: str, decode: Worker) -> int:

@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from raysearch.base.errors import InputError
-from raysearch.fidelity.calibration.inferencex_results import flag, machine_named, number, published_records
+from raysearch.fidelity.calibration.inferencex_results import (
+    flag,
+    machine_named,
+    number,
+    published_records,
+    whole_number,
+)
 from raysearch.fidelity.forecasts.announced_deployments import SHORT_NAMES
 from sim.json_object import JsonObject
 
 _NEEDED = ("hardware", "framework", "precision", "isl", "osl", "conc")
+_LEAST_TPOT_S = 1e-7
+"""[assumed] No machine makes ten million tokens a second of one answer: a shorter time is a mistake."""
 _MODELS: tuple[tuple[str, str], ...] = (
     (r"v4", "deepseek_v4_pro"),
     (r"deepseek-?r1|dsr1", "deepseek_v3"),
@@ -72,29 +80,29 @@ def _result(said: JsonObject) -> PublishedResult | None:
     model = model or next((ours for name, ours in _MODELS if re.search(name, str(said.get("model", "")).lower())), None)
     machine = machine_named(said["hardware"])
     tpot_s = number(said, "mean_tpot") or number(said, "median_tpot")
-    if not (model and machine and tpot_s):
+    if not (model and machine and tpot_s and tpot_s > _LEAST_TPOT_S):
         return None
     disagg = flag(said, "disagg")
-    count = int(number(said, "decode_num_workers") or 1) if disagg else 1
-    gpus, ep = (int(number(said, f"decode_{each}") or number(said, each) or 1) for each in ("tp", "ep"))
+    count = whole_number(number(said, "decode_num_workers") or 1) if disagg else 1
+    gpus, ep = (whole_number(number(said, f"decode_{each}") or number(said, each) or 1) for each in ("tp", "ep"))
     dp = gpus if flag(said, "decode_dp_attention") or flag(said, "dp_attention") else 1
     rate = number(said, "output_tput_per_gpu")
     if rate and disagg:  # stated per GPU that decodes
         into, out = (number(said, f"num_{each}_gpu") or 0.0 for each in ("prefill", "decode"))
-        rate = rate * out / (into + out) if out else None
+        rate = rate * out / (into + out) if out > 0 and into >= 0 else None
     key = (
         model,
         machine,
         str(said["framework"]),
         str(said["precision"]),
         str(said.get("spec_method") or "none") != "none",
-        int(said["isl"]),
-        int(said["osl"]),
-        int(said["conc"]),
+        whole_number(said["isl"]),
+        whole_number(said["osl"]),
+        whole_number(said["conc"]),
         disagg,
         (count, gpus, ep, dp),
     )
-    return PublishedResult(key, str(said.get("date") or ""), tpot_s, rate)
+    return PublishedResult(key, str(said.get("date") or ""), tpot_s, rate if rate and rate > 0 else None)
 
 
 def key_of(prediction: JsonObject) -> Key:

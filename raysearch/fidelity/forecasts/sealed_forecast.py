@@ -12,17 +12,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import read_record
 from raysearch.base.version import __version__
 from raysearch.fidelity.calibration.deployments import ServingRun, Skipped, strategy_of_run
-from raysearch.fidelity.forecasts.announced_deployments import Announced, Worker, announced, read_entries
+from raysearch.fidelity.forecasts.announced_deployments import (
+    LARGEST_ANNOUNCEMENT_BYTES,
+    Announced,
+    Worker,
+    announced,
+    read_entries,
+)
 from raysearch.fidelity.validation.disaggregated import PoolPair, predict_pair
 from sim.config.catalog import CatalogError, load_hardware, measured_machine
 from sim.config.question import Question
+from sim.config.reading import read_bytes
 from sim.json_object import JsonObject
 from sim.layers.heuristics import megatron_dims
 from sim.prices.dtypes import Dtype
@@ -37,6 +45,9 @@ DISAGGREGATED_ERROR = 0.18
 """Mean error of the time per token of measured runs with workers of their own. [fitted: 245 runs of four machines]"""
 WIDE = 8
 """GPUs sharing experts beyond which tokens are sent to them. [assumed] as published recipes of wide deployments do."""
+
+
+_Figure = Annotated[float, Field(gt=1e-9, lt=1e12)]
 
 
 class _Workers(BaseModel):
@@ -57,8 +68,8 @@ class _Prediction(BaseModel):
     draft_tokens: int
     requests: int
     decode: _Workers
-    tokens_per_s_per_gpu: tuple[float, float, float]
-    tpot_ms: tuple[float, float, float]
+    tokens_per_s_per_gpu: tuple[_Figure, _Figure, _Figure]
+    tpot_ms: tuple[_Figure, _Figure, _Figure]
 
 
 class _ForecastFile(BaseModel):
@@ -112,7 +123,8 @@ def forecast_of(
     sources: list[JsonObject] = []
     for path in paths:
         entries = read_entries(path)
-        sources.append({"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+        digest = hashlib.sha256(read_bytes(path, LARGEST_ANNOUNCEMENT_BYTES)).hexdigest()
+        sources.append({"file": path.name, "sha256": digest})
         for name, entry in entries.items():
             tell(name)
             for point in announced(name, entry, path):

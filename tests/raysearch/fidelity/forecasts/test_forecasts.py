@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,14 @@ import yaml
 
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.deployments import Skipped
+from raysearch.fidelity.calibration.inferencex_results import serving_frame
 from raysearch.fidelity.forecasts.announced_deployments import Announced, Worker, announced, read_entries
 from raysearch.fidelity.forecasts.forecast_score import score_of
 from raysearch.fidelity.forecasts.published_results import PublishedResult, key_of, read_results
-from raysearch.fidelity.forecasts.sealed_forecast import forecast_of
+from raysearch.fidelity.forecasts.sealed_forecast import forecast_of, read_forecast
+from tests.raysearch.forging import WRONG, places, replaced, resealed
+from tests.raysearch.fuzzing import INPUTS, broken, now_and_then, tried
+from tests.raysearch.fuzzing import within_memory as within_memory
 
 ENTRY: dict[str, Any] = {
     "image": "lmsysorg/sglang:v0.5.9",
@@ -119,6 +125,69 @@ def test_a_forecast_is_scored_by_hand_arithmetic(tmp_path: Path) -> None:
     assert score_of(made, far)["time_per_token"]["inside"] == 0.0
     with pytest.raises(InputError, match="none of the forecast's deployments"):
         score_of(made, [PublishedResult(("another",), "", 1.0, None)])
+
+
+TAGS = ("!!int 'x'", "!!bool x", "!!timestamp x", "&a [*a]", "2001-13-99", "{[1]: 2}", "&a {<<: *a}", "[" * 2000)
+"""What a parser of YAML may fail at without calling it an error of YAML."""
+
+
+def test_forged_announcements_are_understood_or_refused(tmp_path: Path) -> None:
+    path, entry = tmp_path / "master.yaml", {**ENTRY, "scenarios": layouts(POOLS, {"tp": 8, "conc-list": [4]})}
+    for seed in range(INPUTS):
+        rng = random.Random(seed)
+        made = replaced({"e": entry}, rng.choice(list(places({"e": entry}))), rng.choice([*WRONG, "@", 8, 1e400, "8"]))
+        text = json.dumps(made).replace('"@"', rng.choice(TAGS)).encode()
+        path.write_bytes(broken(text, rng) if rng.random() < 0.2 else text)
+        tried(lambda: [list(announced(name, each, path)) for name, each in read_entries(path).items()])
+        if now_and_then(rng):
+            tried(lambda: forecast_of([path], "2026-11-24"))
+
+
+def test_forged_results_and_forecasts_are_understood_or_refused(tmp_path: Path) -> None:
+    path, runs = tmp_path / "runs.json", tmp_path / "runs.csv"
+    made = forecast_of([written(tmp_path)], "2026-11-24")
+    for seed in range(INPUTS):
+        rng = random.Random(seed)
+        whole = {"runs": [run_record(), run_record(conc=8)]}
+        wrong = rng.choice([*WRONG, "nan", "inf", "1e999", float("nan"), "8"])
+        whole = replaced(whole, rng.choice(list(places(whole))), wrong)
+        text = json.dumps(whole).encode()
+        path.write_bytes(broken(text, rng) if rng.random() < 0.2 else text)
+        for read in (read_results, serving_frame):
+            tried(lambda read=read: read(path))
+        tried(lambda: score_of(made, read_results(path)))
+        flat = run_record(**{rng.choice(["isl", "decode_tp", "conc"]): wrong})
+        runs.write_text(",".join(flat) + "\n" + ",".join(map(str, flat.values())), "utf-8", "replace")
+        tried(lambda: read_results(runs))
+        changed = replaced(made, rng.choice([at for at in places(made) if at != ("sha256",)]), rng.choice(WRONG))
+        try:
+            path.write_text(json.dumps(resealed(changed)))
+        except (ValueError, OverflowError):
+            continue
+        tried(lambda: score_of(read_forecast(path), [measured_as(each) for each in made["predictions"]]))
+
+
+def measured_as(each: dict[str, Any]) -> PublishedResult:
+    return PublishedResult(key_of(each), "2026-12-01", 0.01, 40.0)
+
+
+@pytest.mark.parametrize("name", ["master.yaml", "runs.json", "runs.csv"])
+def test_what_is_no_file_or_has_no_end_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    read = read_entries if name.endswith("yaml") else read_results
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError):
+        read(tmp_path / name)
+    (tmp_path / name).unlink()
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, 3 * 10**9)  # takes no room on disk
+    with pytest.raises(InputError, match="too long"):
+        read(tmp_path / name)
+
+
+def test_aliases_of_aliases_are_refused_before_they_are_followed() -> None:
+    many = [{"tp": 8, "conc-list": [1] * 1000}] * 1000
+    with pytest.raises(InputError, match="more than 100,000 points"):
+        points(scenarios=layouts(*many))
 
 
 def run_record(**instead: Any) -> dict[str, Any]:
