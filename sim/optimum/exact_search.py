@@ -357,7 +357,7 @@ class _Search:
             self._slower.ttft_limit_s * (1 + ROUNDING),
             room(space.workload, 0.0, 0.0)[1],
         )
-        self._tokens = functools.cache(self._tokens_of)
+        self._tokens = functools.lru_cache(1 << 15)(self._tokens_of)
         self._units = units_of(space)
         self._combines = space.choices[self._end_dim()]
         self._vocabulary = tuple(space.vocabulary.values())

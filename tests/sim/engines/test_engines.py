@@ -273,7 +273,7 @@ def test_a_version_has_rules_and_times_of_its_own_and_the_first_is_the_default(t
 @pytest.mark.parametrize(
     ("engine", "version", "message"),
     [
-        ("vllm", "0.20", r"unknown version '0\.20' of vLLM: known: 0\.33\.0, 0\.12\.0; another is a TOML file"),
+        ("vllm", "0.20", r"unknown version '0\.20' of vLLM: known: 0\.33\.0, .*, 0\.12\.0; for another, give"),
         ("sglang", "0.12.0", r"unknown version '0\.12\.0' of SGLang: known: "),
         ("vllm", "nowhere.toml", "nowhere.toml"),
         ("none", "0.12.0", "the bare machine has none"),
