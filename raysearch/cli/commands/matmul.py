@@ -22,6 +22,8 @@ _USUAL_SIZE = 8192
 _LARGEST_SIZE = 10_000_000
 _LONGEST_AXIS = 10_000
 _MOST_AXES = 3
+_MOST_DIMS = 5
+"""[assumed] Two batch dims; on three axes their plans take half a minute, and each dim more four times as long."""
 _MOST_OTHERS = 5
 
 
@@ -61,6 +63,8 @@ def matmul(
     given = _counts("--set sizes", sizes or [], "I=1024,J=4096", _LARGEST_SIZE)
     try:
         asked = parse_matmul(product, axes, given, _USUAL_SIZE)
+        if len(asked.sizes) > _MOST_DIMS:
+            raise InputError(f"{product}: expected at most {_MOST_DIMS} dims, got {len(asked.sizes)}")
         found = priced_matmuls(machine, asked, dtype, objective)
     except (PlacementError, RedistributionError) as error:
         raise InputError(error) from None

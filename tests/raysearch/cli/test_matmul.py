@@ -35,6 +35,7 @@ def test_programs_get_the_same_figures(raysearch) -> None:
         ((CASE_3, "--mesh", "X=0"), "--mesh: expected names with counts from 1 to 10,000, as in X=4,Y=8, got 'X=0'"),
         ((CASE_3, "--mesh", "X=2,X=2"), "--mesh: X is given twice"),
         ((CASE_3, "--mesh", "X=2,Y=2,Z=2,W=2"), "expected at most 3 axes, got 4"),
+        (("A[a,b,c,d,i,j] B[a,b,c,d,j,k] -> C[a,b,c,d,i,k]", "--mesh", "X=2"), "expected at most 5 dims, got 7"),
         ((CASE_3, "--mesh", "Y=2"), "names axis 'X'; the mesh has Y"),
         ((CASE_3, "--mesh", "X=2", "--set", "sizes=L=2"), "a size of L is given; the dims are I, J, K"),
         ((CASE_3, "--mesh", "X=2", "--set", "dtype=nvfp4"), "--set dtype"),
