@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from sim.layers.model import LayerGroup, Model
@@ -162,7 +163,7 @@ def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1, layer_
         expert_tokens=everyone / ep * topk * imbalance,
         local_experts=local_experts,
         active_experts=local_experts * (1 - idle),
-        columns=feature_widths(workload.model, layers),
+        columns=feature_widths(workload.model.hidden, layers),
     )
 
 
@@ -170,9 +171,10 @@ FEATURES = ("d", "q", "a", "e", "k", "f")
 """Letters of columns: hidden, queries with keys and values, heads' results, experts, a token's experts, ffn hidden."""
 
 
-def feature_widths(model: Model, layers: LayerGroup) -> dict[str, int]:
-    """Width of each of `FEATURES` that the layers have."""
-    widths = {"d": model.hidden}
+@lru_cache(maxsize=64)
+def feature_widths(hidden: int, layers: LayerGroup) -> Mapping[str, int]:
+    """Width of each of `FEATURES` that layers of a hidden width have."""
+    widths = {"d": hidden}
     if attention := layers.attention:
         widths |= {"q": attention.qkv_width, "a": attention.output_width}
     if network := layers.feed_forward:
@@ -189,7 +191,7 @@ def tensor_columns(model: Model, layers: LayerGroup, tensor: Tensor) -> int:
     columns = tensor.storage.columns
     if columns:
         return columns(layers)
-    width, letter = feature_widths(model, layers)[tensor.letters[-1]], tensor.letters[-1]
+    width, letter = feature_widths(model.hidden, layers)[tensor.letters[-1]], tensor.letters[-1]
     if letter != "d":
         return width
     if tensor.by_expert and layers.feed_forward:

@@ -24,7 +24,7 @@ from sim.ops.rank import OpCost
 from sim.prices.collectives import Collective
 from sim.step.attention_expert_meshes import Moves, Sides
 from sim.step.costs import OpParts, op_cost, op_parts
-from sim.step.operator_pipelines import overlaps, pipelined_cost, pipelined_moves, pipelined_moves_s, pipelined_parts
+from sim.step.operator_pipelines import pipelined_cost, pipelined_moves, pipelined_moves_s, pipelined_parts
 from sim.step.two_batch_overlap import lengthens, overlapped_cost, overlapped_parts
 from sim.workload import Workload
 
@@ -182,7 +182,7 @@ def _pick(places: Sequence[int]) -> Pick:
 def _cost(op: FusedOp, sides: Sides, choices: Choices) -> OpCost:
     rank = sides.rank_by_op[op.name]
     cost = op_cost(rank, op, choices[0])
-    if overlaps(rank):
+    if rank.workload.overlap_parts > 1:
         cost = pipelined_cost(rank, op, choices[0], cost)
     return overlapped_cost(rank, cost) if rank.workload.two_batch_overlap and lengthens(rank, op) else cost
 
@@ -190,21 +190,21 @@ def _cost(op: FusedOp, sides: Sides, choices: Choices) -> OpCost:
 def _parts(op: FusedOp, sides: Sides, choices: Choices) -> OpParts:
     rank = sides.rank_by_op[op.name]
     parts = op_parts(rank, op, choices[0])
-    if overlaps(rank):
+    if rank.workload.overlap_parts > 1:
         parts = pipelined_parts(rank, op, choices[0], parts)
     return overlapped_parts(rank, parts) if rank.workload.two_batch_overlap and lengthens(rank, op) else parts
 
 
 def _moves_s(tensor: Tensor, sides: Sides, choices: Choices) -> tuple[float, ...]:
     rank = sides.rank_by_op[tensor.producer]
-    if overlaps(rank) and sides.within_a_group(tensor):
+    if rank.workload.overlap_parts > 1 and sides.within_a_group(tensor):
         return pipelined_moves_s(rank, tensor, choices)
     return sides.moves_s(tensor, choices)
 
 
 def _moves(tensor: Tensor, sides: Sides, choices: Choices) -> Moves:
     rank = sides.rank_by_op[tensor.producer]
-    if overlaps(rank) and sides.within_a_group(tensor):
+    if rank.workload.overlap_parts > 1 and sides.within_a_group(tensor):
         return pipelined_moves(rank, tensor, choices)
     return sides.moves(tensor, choices)
 

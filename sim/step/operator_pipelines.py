@@ -60,11 +60,6 @@ def pipelined_s(whole: WorkAndSending, part: WorkAndSending, parts: int) -> floa
     return max(in_turn_s, whole.work_s + part.sent_s, whole.sent_s)
 
 
-def overlaps(rank: Rank) -> bool:
-    """Whether operators are pipelines in the workload."""
-    return rank.workload.overlap_parts > 1
-
-
 def exchanges_apart(rank: Rank, op: FusedOp) -> bool:
     """Whether the tokens' way to their experts or back stands with the tensor that it brings, not with the op."""
     workload = rank.workload
