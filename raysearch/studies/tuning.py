@@ -27,16 +27,15 @@ from raysearch.processes.heartbeat import Hearts
 from raysearch.processes.watcher import got_on, let_go_of_terminal
 from raysearch.runs.records import HEAD_FILE
 from raysearch.runs.run import finished_summary
+from raysearch.studies.deaths import MOST_IDLE_RESTARTS, Deaths
 from raysearch.studies.study_display import StudyDisplay
 from raysearch.studies.study_file import TUNE_FOLDER, Study, run_dir, write_study
 from raysearch.studies.trial import FAILURE_KEY, SearchTrial, trial_config
 
-MAX_FAILURES = 2
-"""[assumed] Restarts of a run whose process dies, before the run counts as failed."""
-
 _display: ContextVar[StudyDisplay] = ContextVar("display of the study that is running")
 _hearts: ContextVar[Hearts] = ContextVar("hearts of its runs")
 _calls: ContextVar[dict[str, int]] = ContextVar("calls of its runs so far")
+_deaths: ContextVar[Deaths] = ContextVar("deaths of its runs")
 
 
 def run_study(
@@ -76,7 +75,7 @@ def run_study(
         begun()
         finished = {run_id: finished_summary(run_dir(out, run_id)) for run_id in study.specs()}
         calls = {run_id: summary["calls"] for run_id, summary in finished.items() if summary}
-        tokens = _display.set(display), _hearts.set(hearts := Hearts()), _calls.set(calls)
+        tokens = _display.set(display), _hearts.set(hearts := Hearts()), _calls.set(calls), _deaths.set(Deaths())
         try:
             with hearts.watching(), _stopped_as_interrupted() as signals:
                 reasons = _fit(_tuner(study, optima, out))
@@ -84,6 +83,7 @@ def run_study(
             _display.reset(tokens[0])
             _hearts.reset(tokens[1])
             _calls.reset(tokens[2])
+            _deaths.reset(tokens[3])
     _judge(study, out, reasons, signals)
 
 
@@ -113,6 +113,7 @@ class _Relay(tune.Callback):
         actor = trial.temporary_state.ray_actor
         _name_steps(actor, run_id)
         _hearts.get().watch(run_id, folder / HEAD_FILE, lambda: ray.kill(actor))
+        _deaths.get().began(trial)
         _display.get().started(run_id)
 
     def on_trial_result(
@@ -121,6 +122,10 @@ class _Relay(tune.Callback):
         _display.get().reported(run_id := trial.config["run"]["run_id"], result)
         (calls := _calls.get())[run_id] = result["calls"]
         got_on(sum(calls.values()))
+        _deaths.get().reported(trial)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        _deaths.get().recovered(trial)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         ended = _display.get().failed if FAILURE_KEY in trial.last_result else _display.get().finished
@@ -174,7 +179,7 @@ def _tuner(study: Study, optima: Mapping[str, float | None], out: Path) -> tune.
             storage_path=str(out.resolve()),
             verbose=0,
             callbacks=[JsonLoggerCallback(), TBXLoggerCallback(), _Relay()],
-            failure_config=tune.FailureConfig(max_failures=MAX_FAILURES),
+            failure_config=tune.FailureConfig(max_failures=MOST_IDLE_RESTARTS),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # runs keep their own, one each
         ),
     )
