@@ -136,6 +136,7 @@ def workload_dict(workload: Workload, question: Question) -> JsonObject:
         "expert_exchange": workload.expert_exchange,
         "two_batch_overlap": workload.two_batch_overlap,
         **({"overlap_parts": workload.overlap_parts} if workload.overlap_parts > 1 else {}),
+        **({"all_reduce": question.all_reduce} if question.all_reduce else {}),
         **({"stage_layers": workload.stage_layers} if workload.stage_layers else {}),
         "prompt_wait_steps": workload.prompt_wait_steps,
         "speculation": _speculation_dict(workload),

@@ -170,6 +170,7 @@ def _communication_table(title: str, ops: Sequence[OpBreakdown]) -> RenderableTy
         (
             op.name,
             _kind_text(c),
+            c.algorithm,
             c.tensor,
             f"{c.axis} = {c.degree}",
             bytes_text(c.bytes_per_device),
@@ -180,8 +181,8 @@ def _communication_table(title: str, ops: Sequence[OpBreakdown]) -> RenderableTy
     ]
     if not rows:
         return Text("No communication within a layer")
-    columns = ("for op", "collective", "tensor", "over", "bytes per GPU", "us")
-    return plain_table(title, columns, rows, left=4)
+    columns = ("for op", "collective", "by", "tensor", "over", "bytes per GPU", "us")
+    return plain_table(title, columns, rows, left=5)
 
 
 def _kind_text(collective: Collective) -> str:

@@ -283,7 +283,8 @@ def under_engine(workload: Workload, name: str) -> Workload:
     hardware, calibration = workload.hardware, None
     if curves is not None:
         calibration = curves.calibration
-        all_reduce = rules.kernels if curves.all_reduce == curves.engine else curves.all_reduce
+        usual = curves.all_reduce in (curves.engine, "fastest")
+        all_reduce = rules.kernels if usual else curves.all_reduce
         hardware = replace(hardware, curves=curves.under(engine=rules.kernels, all_reduce=all_reduce))
     waits = workload.prompt_wait_steps if rules.prompts_wait else 0
     overlaps = workload.two_batch_overlap and rules.overlaps_batches
@@ -384,6 +385,7 @@ def assembled(
     Raises:
         CatalogError: An unusable file.
     """
+    _check_no_engine_is_asked_for_more(file)
     model_file = read_model(model_path, family)
     try:
         rules = engine_rules(file.engine) if file.engine else None
@@ -453,7 +455,7 @@ def assembled(
         speculation=speculation,
         redundant_experts=copies,
         two_batch_overlap=_overlaps(file, rules, exchange),
-        overlap_parts=_overlap_parts(file),
+        overlap_parts=file.overlap_parts,
         stage_layers=_stage_layers(file, model),
         deepep_mode=file.deepep_mode,
     )
@@ -488,14 +490,18 @@ def _overlaps(file: WorkloadFile, rules: EngineRules | None, exchange: str) -> b
     return True
 
 
-def _overlap_parts(file: WorkloadFile) -> int:
-    """Parts of an operator's batch. Raises: CatalogError."""
-    if file.overlap_parts > 1 and file.space not in OWN_SPACES:
-        raise CatalogError(
-            f"overlap_parts: no plan of an engine pipelines operators, and {file.space!r} is an engine's space: name "
-            "another one, such as 'joint', or leave overlap_parts out"
-        )
-    return file.overlap_parts
+def _check_no_engine_is_asked_for_more(file: WorkloadFile) -> None:
+    """Raises: CatalogError where an engine's space is to do what no engine does."""
+    beyond = {
+        "overlap_parts": (file.overlap_parts > 1, "no plan of an engine pipelines operators"),
+        "all_reduce": (file.all_reduce == "fastest", "no engine calls the all-reduce of another"),
+    }
+    for name, (asked, why) in beyond.items():
+        if asked and file.space not in OWN_SPACES:
+            raise CatalogError(
+                f"{name}: {why}, and {file.space!r} is an engine's space: name another one, such as 'joint', or leave "
+                f"{name} out"
+            )
 
 
 def _stage_layers(file: WorkloadFile, model: Model) -> tuple[int, ...]:

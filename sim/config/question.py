@@ -22,6 +22,7 @@ from sim.config.schemas import DEEPEST, MOST_PARTS, MTP, NGRAM, WorkloadFile, an
 from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_rules
 from sim.json_object import JsonFields, JsonObject
 from sim.prices.curves import DeepepMode
+from sim.prices.hardware import AllReduce
 from sim.serving.phases import phases
 from sim.workload import EVEN_ODDS, BatchGrid, ExpertExchange, GroupChoices, PhaseName, Routing, Workload
 
@@ -227,6 +228,17 @@ class Question:
             "overlap_parts",
             least=1,
             most=MOST_PARTS,
+            rare=True,
+        ),
+    ] = None
+    all_reduce: Annotated[
+        AllReduce | None,
+        About(
+            "All-reduce inside a node: of 'trtllm', 'vllm', 'sglang' or 'nccl', or 'fastest': for each message the "
+            "fastest of these that was measured.",
+            "deployment",
+            "the engine's",
+            "all_reduce",
             rare=True,
         ),
     ] = None

@@ -42,6 +42,7 @@ class Collective:
         error: Mean relative error to expect of that.
         interval: Factors on `time_s` between which the true time lies in 90 % of cases.
         extrapolated: What about it no measurement covers, or "".
+        algorithm: Which one, as far as known; see `PricedKernel`.
         parts: In how many parts it is sent, each beside the work on another one.
     """
 
@@ -54,6 +55,7 @@ class Collective:
     error: float = 0.0
     interval: Interval = EXACT
     extrapolated: str = ""
+    algorithm: str = ""
     parts: int = 1
 
 
@@ -62,14 +64,10 @@ class Line(NamedTuple):
 
     latency_s: float
     seconds_per_byte: float
+    algorithm: str
 
 
 Envelope = tuple[Line, ...]
-
-
-def envelope_time_s(lines: Envelope, message_bytes: float) -> float:
-    """Seconds of the fastest line; 0 when there is none, as for a group of one."""
-    return min([latency_s + message_bytes * per_byte_s for latency_s, per_byte_s in lines], default=0.0)
 
 
 def collective_time_s(hardware: Hardware, kind: str, group: MeshGroup, tensor_bytes: float) -> float:
@@ -81,10 +79,17 @@ def collective_time_s(hardware: Hardware, kind: str, group: MeshGroup, tensor_by
         group: The GPUs taking part.
         tensor_bytes: V, the bytes of the whole tensor in the group.
     """
-    model = hardware.collectives
+    return _modelled(hardware.collectives, kind, group, tensor_bytes)[0]
+
+
+def _modelled(model: CollectiveModel, kind: str, group: MeshGroup, tensor_bytes: float) -> tuple[float, str]:
+    """Seconds of the fastest algorithm and its name; 0 when there is none, as for a group of one."""
     if model.torus and group.nodes == 1:
-        return best_torus_time_s(model.torus, kind, group.degree, tensor_bytes)
-    return envelope_time_s(_envelope(model, kind, group), tensor_bytes)
+        return best_torus_time_s(model.torus, kind, group.degree, tensor_bytes), "rings of a torus"
+    lines = _envelope(model, kind, group)
+    return min(
+        [(line.latency_s + tensor_bytes * line.seconds_per_byte, line.algorithm) for line in lines], default=(0.0, "")
+    )
 
 
 @lru_cache(maxsize=MEMOISED)
@@ -93,19 +98,19 @@ def collective_price(
 ) -> PricedKernel:
     """Exposed seconds of a collective over a group, by the curves where there are any; `axis` names it in warnings."""
     exposed = 1 - hardware.communication_overlap
+    time_s, algorithm = _modelled(hardware.collectives, kind, group, tensor_bytes)
     if hardware.collectives.torus and group.nodes == 1:
-        return at_link_peak(hardware, collective_time_s(hardware, kind, group, tensor_bytes) * exposed)
+        return at_link_peak(hardware, time_s * exposed)._replace(algorithm=algorithm)
     curves = hardware.curves
     inside = min(group.degree, hardware.node_gpus)
     as_switched = tensor_bytes / hardware.collectives.links_used(inside)
     fitted = curves.collective(kind, inside, as_switched) if curves else None
     if fitted is not None and group.nodes == 1:
         return fitted._replace(time_s=fitted.time_s * exposed)
-    time_s = collective_time_s(hardware, kind, group, tensor_bytes)
     where = f"{kind.replace('_', '-')} over {axis} across {_across(group)}" if group.nodes > 1 else ""
     if fitted is None:
-        return hardware.errors.by_medians(time_s * exposed, where)
-    return hardware.errors.extrapolating(max(time_s, fitted.time_s) * exposed, where)
+        return hardware.errors.by_medians(time_s * exposed, where)._replace(algorithm=algorithm)
+    return hardware.errors.extrapolating(max(time_s, fitted.time_s) * exposed, where)._replace(algorithm=algorithm)
 
 
 def at_link_peak(hardware: Hardware, time_s: float) -> PricedKernel:
@@ -226,8 +231,8 @@ def _envelope(model: CollectiveModel, kind: str, group: MeshGroup) -> Envelope:
     if kind == "all_reduce" and model.custom_all_reduce and group.nodes == 1:
         custom, share = model.custom_all_reduce, sent_share(kind, group.degree)
         bandwidth = custom.bandwidth_bytes_per_s * model.links_used(group.degree)
-        lines.append(Line(custom.one_shot_latency_s, (group.degree - 1) / bandwidth))
-        lines.append(Line(custom.two_shot_latency_s, share / bandwidth))
+        lines.append(Line(custom.one_shot_latency_s, (group.degree - 1) / bandwidth, "one-shot"))
+        lines.append(Line(custom.two_shot_latency_s, share / bandwidth, "two-shot"))
     return tuple(lines)
 
 
@@ -261,7 +266,8 @@ def _ring_line(model: CollectiveModel, protocol: Protocol, kind: str, group: Mes
     elif group.nodes > 1:
         intra_step_s = max(intra_step_s, model.net_overhead_s)
     latency_s = protocol.ring_base_s + (steps - inter_steps) * intra_step_s + inter_steps * inter_step_s
-    return Line(latency_s, sent_share(kind, group.degree) / _bandwidth_bytes_per_s(model, protocol, kind, group))
+    per_byte_s = sent_share(kind, group.degree) / _bandwidth_bytes_per_s(model, protocol, kind, group)
+    return Line(latency_s, per_byte_s, "ring")
 
 
 def _tree_line(model: CollectiveModel, protocol: Protocol, group: MeshGroup) -> Line:
@@ -270,7 +276,7 @@ def _tree_line(model: CollectiveModel, protocol: Protocol, group: MeshGroup) -> 
     inter_step_s = protocol.tree_intra_step_s + racked.hop_s if racked else protocol.tree_inter_step_s
     up_s += math.log2(group.nodes) * inter_step_s
     bandwidth = _bandwidth_bytes_per_s(model, protocol, "all_reduce", group)
-    return Line(protocol.tree_base_s + 2 * up_s, sent_share("all_reduce", group.degree) / bandwidth)
+    return Line(protocol.tree_base_s + 2 * up_s, sent_share("all_reduce", group.degree) / bandwidth, "tree")
 
 
 def _hierarchical_line(model: CollectiveModel, protocol: Protocol, kind: str, group: MeshGroup) -> Line:
@@ -281,6 +287,7 @@ def _hierarchical_line(model: CollectiveModel, protocol: Protocol, kind: str, gr
     return Line(
         outer.latency_s + sum(line.latency_s for line in inner),
         outer.seconds_per_byte / group.per_node + sum(line.seconds_per_byte for line in inner),
+        "hierarchical",
     )
 
 
@@ -288,11 +295,11 @@ def _all_to_all_line(model: CollectiveModel, group: MeshGroup) -> Line:
     link, share = model.all_to_all, sent_share("all_to_all", group.degree)
     intra_bytes_per_s = link.intra_bandwidth_bytes_per_s * model.links_used(group.per_node)
     if group.nodes == 1:
-        return Line(link.intra_latency_s, share / intra_bytes_per_s)
+        return Line(link.intra_latency_s, share / intra_bytes_per_s, "pairwise")
     latency_s, inter_bytes_per_s = link.inter_latency_s, link.inter_bandwidth_bytes_per_s
     if group.racked and model.rack:
         latency_s, inter_bytes_per_s = link.intra_latency_s + model.rack.hop_s, model.rack.bandwidth_bytes_per_s
     remote = share * (group.degree - group.per_node) / (group.degree - 1)
     seconds_per_byte = max(remote / inter_bytes_per_s, (share - remote) / intra_bytes_per_s)
     # A rank exchanges with every peer in turn: we let the latency grow with the nodes they sit on. [assumed]
-    return Line(latency_s * group.nodes / 2, seconds_per_byte)
+    return Line(latency_s * group.nodes / 2, seconds_per_byte, "pairwise")

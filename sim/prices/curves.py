@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import BYTES, Dtype
-from sim.prices.kernel_fallbacks import AITER, CUSTOM_ALL_REDUCE, EXPERT_KERNELS, Source, leaning, slower_by, sources
+from sim.prices.kernel_fallbacks import AITER, EXPERT_KERNELS, Source, all_reduce_libraries, leaning, slower_by, sources
 from sim.prices.mixer_shapes import Convolution, SparseAttention, StateScan
 from sim.prices.priced import Interval, PricedKernel, error_interval, mean_error, together, wider
 
@@ -183,7 +183,7 @@ class Curves:
     Attributes:
         calibration: Where they come from.
         engine: "trtllm", "vllm" or "sglang".
-        all_reduce: Whose all-reduce runs inside a node: an engine's own, or "nccl".
+        all_reduce: Whose all-reduce runs inside a node: an engine's own, "nccl" or "fastest".
         uncalibrated: Relative error of a series that was never cross-validated.
         extrapolated: Least relative error beyond what was measured.
         carried_over: How sure they are on a machine that they were not measured on.
@@ -346,15 +346,17 @@ class Curves:
 
     def collective(self, kind: str, degree: int, tensor_bytes: float) -> PricedKernel | None:
         """A collective inside a node on a tensor of `tensor_bytes` over the group, or None."""
-        name = _KINDS.get(kind, kind)
         message_bytes = tensor_bytes / degree if kind == "all_to_all" else tensor_bytes
-        series = f"collectives/{name}/nccl"
-        if kind == "all_reduce" and self.all_reduce != "nccl":
-            series = f"collectives/{name}/{CUSTOM_ALL_REDUCE[self.all_reduce]}"
+        libraries = all_reduce_libraries(self.all_reduce) if kind == "all_reduce" else ("nccl",)
+        found = [self._collective_of(library, _KINDS.get(kind, kind), degree, message_bytes) for library in libraries]
+        return min([priced for priced in found if priced], default=None)  # by time
+
+    def _collective_of(self, library: str, name: str, degree: int, message_bytes: float) -> PricedKernel | None:
+        series = f"collectives/{name}/{library}"
         if series not in self.calibration.series:
-            return self.rest.collective(kind, degree, tensor_bytes) if self.rest else None
+            return self.rest._collective_of(library, name, degree, message_bytes) if self.rest else None
         time_us = self.calibration.collective_us(series, name, degree, message_bytes)
-        return self._priced(series, time_us, (message_bytes, degree), "")
+        return self._priced(series, time_us, (message_bytes, degree), "")._replace(algorithm=f"{library}, measured")
 
     def expert_all_to_all(
         self,

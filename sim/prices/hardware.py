@@ -13,7 +13,8 @@ from sim.prices.priced import Interval, PricedKernel, error_interval
 from sim.prices.torus import Torus
 
 EngineName = Literal["trtllm", "vllm", "sglang"]
-AllReduce = Literal["trtllm", "vllm", "sglang", "nccl"]
+AllReduce = Literal["trtllm", "vllm", "sglang", "nccl", "fastest"]
+"""Whose all-reduce runs inside a node; "fastest": of each message that of whichever measured library is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,17 @@ CUSTOM_ALL_REDUCE: Mapping[str, str] = {
 """An engine's own all-reduce inside a node, as the measured tables call it."""
 
 
+def all_reduce_libraries(whose: str) -> tuple[str, ...]:
+    """The measured libraries among which an all-reduce inside a node is chosen.
+
+    >>> all_reduce_libraries("vllm"), len(all_reduce_libraries("fastest"))
+    (('vllm_custom_graph',), 4)
+    """
+    if whose == "fastest":
+        return ("nccl", *CUSTOM_ALL_REDUCE.values())
+    return (CUSTOM_ALL_REDUCE.get(whose, "nccl"),)
+
+
 def sources(family: str, engine: str, dtype: str) -> Iterator[Source]:
     """Whose series may price a kernel, the best first.
 

@@ -19,12 +19,14 @@ class PricedKernel(NamedTuple):
         error: Mean relative error to expect.
         interval: Factors on `time_s` between which the true time lies in 90 % of cases.
         extrapolated: What about it no measurement covers, or "".
+        algorithm: Of a collective: the library whose measured choice it is, or the algorithm of the model; else "".
     """
 
     time_s: float
     error: float
     interval: Interval
     extrapolated: str = ""
+    algorithm: str = ""
 
 
 @lru_cache(maxsize=1024)

@@ -292,6 +292,7 @@ CHANGES: dict[str, Any] = {
     "redundant_experts": 8,
     "two_batch_overlap": True,
     "overlap_parts": 4,
+    "all_reduce": "nccl",
     "deepep_mode": "normal",
     "routing": "balanced",
     "draft_tokens": 2,

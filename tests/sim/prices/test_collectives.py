@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.catalog import load_hardware
-from sim.prices.collectives import collective_time_s, expert_all_to_all_time_s, send_recv_time_s
+from sim.prices.collectives import collective_price, collective_time_s, expert_all_to_all_time_s, send_recv_time_s
 from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint
 from sim.prices.mesh import MeshGroup, ep_group, tp_group
 
@@ -30,6 +30,18 @@ def protocol_alone(index: int) -> Hardware:
     """NCCL with one protocol: 0 LL, 1 LL128, 2 Simple."""
     model = dataclasses.replace(NCCL.collectives, protocols=(NCCL.collectives.protocols[index],))
     return dataclasses.replace(NCCL, collectives=model)
+
+
+def test_a_collective_says_which_algorithm_the_model_takes() -> None:
+    """Sums over many nodes go up a tree and down; inside one they are read by all at once, or each part by one GPU."""
+    bare = dataclasses.replace(H100, curves=None)
+
+    def by(group: MeshGroup, size: float, kind: str = "all_reduce") -> str:
+        return collective_price(bare, kind, group, size).algorithm
+
+    assert [by(tp_group(128, 8), 1e3, kind) for kind in ("all_reduce", "all_gather")] == ["tree", "hierarchical"]
+    assert [by(tp_group(8, 8), size) for size in (1e3, 1e7, 1e9)] == ["one-shot", "two-shot", "ring"]
+    assert [by(tp_group(8, 8), 1e6, kind) for kind in ("all_gather", "all_to_all")] == ["ring", "pairwise"]
 
 
 # --- the latency model, by hand ------------------------------------------------------------------------

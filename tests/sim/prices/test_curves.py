@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import pickle
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from sim.prices.curves import (
     PrefillAttention,
 )
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
-from sim.prices.hardware import EngineName
+from sim.prices.hardware import AllReduce, EngineName
 from sim.prices.mesh import MeshGroup, tp_group
 from sim.prices.roofline import PRICED_BY_MEDIANS, Kernel, kernel_time
 from sim.prices.routing import drawn_experts
@@ -521,6 +522,22 @@ def test_nccl_alone_is_slower_than_an_engines_own_all_reduce_on_small_messages()
     nccl = dataclasses.replace(H100, curves=Curves(FITTED, "trtllm", "nccl"))
     small = [collective_price(hardware, "all_reduce", tp_group(8, 8), 131072.0).time_s for hardware in (H100, nccl)]
     assert 6.2e-6 <= small[0] * 1.1 < small[1] == pytest.approx(19e-6, rel=0.1)
+
+
+@pytest.mark.parametrize("machine", ["h100_sxm", "l40s", "gb200_nvl72"])
+def test_the_fastest_all_reduce_is_the_least_of_all_that_were_measured_and_says_whose(machine: str) -> None:
+    hardware = load_hardware(machine)
+    curves, taken = hardware.curves, set[str]()
+    assert curves is not None
+    for gpus, message in itertools.product((2, 4), (1e4, 1e6, 8e6, 5e8)):
+        each = [curves.under(all_reduce=who).collective("all_reduce", gpus, message) for who in get_args(AllReduce)[:4]]
+        fastest = curves.under(all_reduce="fastest").collective("all_reduce", gpus, message)
+        assert fastest is not None
+        assert fastest == min(priced for priced in each if priced)
+        light = 2 * (gpus - 1) / gpus * message / (curves.calibration.data["speed_of_light"]["nvlink_gb_per_s"] * 1e9)
+        assert fastest.time_s >= light
+        taken.add(fastest.algorithm)
+    assert len(taken) > 1
 
 
 def test_overlap_hides_its_share_of_a_collective() -> None:
