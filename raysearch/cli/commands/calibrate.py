@@ -10,7 +10,14 @@ from typing import Annotated
 
 import typer
 
-from raysearch.cli.commands.options import JsonOption, MachineOption, MeasurementsArgument, at_home, print_json
+from raysearch.cli.commands.options import (
+    JsonOption,
+    MachineOption,
+    MeasurementsArgument,
+    at_home,
+    json_file_to_write,
+    print_json,
+)
 from raysearch.cli.commands.settings import Setting, takes_settings
 from sim.config.catalog import load_calibrated, load_machine, load_machine_header
 from sim.json_object import JsonObject
@@ -74,12 +81,10 @@ def calibrate(
     \b
     Then name the file in the hardware file: calibration = "mine.json"
     """
-    from raysearch.base.errors import InputError
     from raysearch.base.progress import telling
     from raysearch.fidelity.calibration.coefficients import fit_directory, write_coefficients
 
-    if out.suffix != ".json":
-        raise InputError(f"--out: expected the name of a .json file, got {str(out)!r}")
+    json_file_to_write(out)
     if runs:
         serving = _serving(path, beside or [], hardware, anchor=anchor, sister=sister)
         kernels = _kernels(hardware, source or path.name)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from raysearch.answers.result import Result
-from raysearch.base.errors import NOTHING_FEASIBLE
+from raysearch.base.errors import NOTHING_FEASIBLE, InputError
 from raysearch.base.limits import LONGEST_TIMEOUT_S, MOST_CPUS, MOST_RETRIES, MOST_WORKERS
 from raysearch.cli.commands.settings import Setting
 from sim.config.question import QUESTION_FIELDS
@@ -32,6 +32,21 @@ def at_home(path: Path | None) -> Path | None:
         return path.expanduser()
     except RuntimeError as error:
         raise typer.BadParameter(f"{path}: {error}") from error
+
+
+def json_file_to_write(out: Path | None) -> Path:
+    """The file of `--out`, before what goes into it is computed. Raises: InputError."""
+    from raysearch.processes.claim import check_folder  # which imports gymnasium
+
+    expected = "expected the name of the .json file to write"
+    if out is None:
+        raise InputError(f"--out is missing: {expected}")
+    if out.suffix != ".json":
+        raise InputError(f"--out: {expected}, got {str(out)!r}")
+    if out.is_dir():
+        raise InputError(f"--out: {expected}, got the folder {out}")
+    check_folder(out.parent)
+    return out
 
 
 RequestsPerSOption = Annotated[

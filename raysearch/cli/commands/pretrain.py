@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,9 @@ def pretrain(
     from raysearch.base.progress import stepping
     from raysearch.pretraining.pretrained import PRIOR_FILE
     from raysearch.pretraining.pretrained import pretrain as make
+    from sim.config.files import config_path
 
+    print(f"pre-training by {config_path('pretraining', path)}, into {out}", file=sys.stderr)
     header = make(path, out, processes, stepping)
     if as_json:
         print_json({"file": str(out / PRIOR_FILE), "figures": header.figures})

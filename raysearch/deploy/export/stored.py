@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from raysearch.base.limits import MOST_GPUS
 from raysearch.runs.records import Record, StoredStrategy
@@ -30,12 +30,28 @@ class StoredPair(Record):
     decode: StoredOption
 
 
+class StoredChoice(Record):
+    """One answer of several: a strategy, or pools of their own for prompts and answers."""
+
+    strategy: StoredStrategy | None = None
+    replicas: StoredReplicas = 1
+    chunk_tokens: Count | None = None
+    prefill: StoredOption | None = None
+    decode: StoredOption | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.strategy is None and (self.prefill is None or self.decode is None):
+            raise ValueError("expected 'strategy', or 'prefill' and 'decode'")
+        return self
+
+
 class Exportable(Record):
     """Any of those files: its keys show which."""
 
     question: RecordedQuestion | None = None
-    best: StoredOption | StoredPair | None = None
-    alternatives: list[StoredOption | StoredPair] = Field(default_factory=list)
+    best: StoredChoice | None = None
+    alternatives: list[StoredChoice] = Field(default_factory=list)
     points: list[JsonObject] | None = None
     strategy: StoredStrategy | None = None
     replicas: StoredReplicas = 1

@@ -238,6 +238,16 @@ def described(*options: str) -> tuple[str, ...]:
         (("export", "r" * 3000), "cannot read a strategy from rrr"),
         (("export", "s3://bucket/x"), "s3://bucket/x: expected a path of a file system, not an address"),
         ((*EXPORT, "--set", "serve= "), "the name of weights is empty"),
+        (
+            ("export", "wrong.json"),
+            "wrong.json is damaged: best.strategy.tp: Input should be a valid integer, got 'x';",
+        ),
+        (("forecast", "any.yaml"), "--out is missing: expected the name of the .json file to write"),
+        (
+            ("forecast", "any.yaml", "--out", "x.txt"),
+            "--out: expected the name of the .json file to write, got 'x.txt'",
+        ),
+        (("forecast", "any.yaml", "--out", "bad.toml/x.json"), "cannot put results into bad.toml"),
         (("nothing",), "nothing"),
     ],
 )
@@ -246,6 +256,7 @@ def test_a_mistake_is_one_message_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.toml").write_text("name = [")
+    (tmp_path / "wrong.json").write_text('{"question": {"workload": "x"}, "best": {"strategy": {"tp": "x"}}}')
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("the only copy")
     (tmp_path / "dangling").symlink_to("nowhere")
