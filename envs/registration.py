@@ -12,6 +12,7 @@ from envs.strategy_env import StrategyEnv
 from envs.vector_env import VectorStrategyEnv
 from sim.batched import FEW, evaluate_many
 from sim.config.catalog import load_workload
+from sim.serving.phases import phase_of
 
 ENV_ID = "raysearch/Strategy-v0"
 _PAPER_REWARD = ImprovementReward()
@@ -59,7 +60,8 @@ def make_vector_env(num_envs: int, **kwargs: Any) -> VectorStrategyEnv:
 
 def stepped_together(envs: Sequence[StrategyEnv]) -> VectorStrategyEnv:
     """Environments of our simulator, whose steps are evaluated in one call; a few go by their own caches instead."""
-    return VectorStrategyEnv(envs, evaluate_many=evaluate_many if len(envs) >= FEW else None)
+    at_once = len(envs) >= FEW and not phase_of(envs[0].space.workload).replayed
+    return VectorStrategyEnv(envs, evaluate_many=evaluate_many if at_once else None)
 
 
 if ENV_ID not in gym.registry:

@@ -17,8 +17,8 @@ from envs.archive import AddStatus, EliteArchive
 from envs.reward import ImprovementReward
 from envs.saved_state import SavedState
 from envs.space import ActionLike, StrategySpace
-from sim import simulate
 from sim.evaluation import Evaluation
+from sim.replay.goodput import evaluate_in_phase
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -101,7 +101,7 @@ class StrategyEnv(gym.Env[Observation, ActionLike]):
         self,
         workload: Workload,
         *,
-        evaluate: Evaluate = simulate.evaluate,
+        evaluate: Evaluate = evaluate_in_phase,
         elites: int = 3,
         reward: Reward = _PAPER_REWARD,
         retries: int = 0,

@@ -84,11 +84,11 @@ def evaluate(
     """
     from raysearch.answers.evaluated import EvaluationResult
     from raysearch.answers.strategy_text import strategy_of
-    from sim.simulate import evaluate as simulate
+    from sim.replay.goodput import evaluate_in_phase
 
     workload = question.load()
     strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout)
-    return EvaluationResult(question, workload, simulate(workload, strategy))
+    return EvaluationResult(question, workload, evaluate_in_phase(workload, strategy))
 
 
 @typed

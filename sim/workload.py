@@ -14,7 +14,7 @@ from sim.prices.hardware import Hardware
 from sim.strategy import ENGINES_VOCABULARY, Strategy
 
 PhaseName = str
-"""What a deployment does: "decode", "serve", "prefill", or a registered one: see `sim.serving.phases`."""
+"""What a deployment does: "decode", "serve", "prefill", "traffic", or a registered one: see `sim.serving.phases`."""
 SpaceName = str
 """The strategies that a search may choose: "paper", "joint", "extended", or an engine's name for what it can run; see
 `sim.optimum.spaces`."""
@@ -98,6 +98,23 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """Requests that come whether or not earlier ones are answered, and how their latencies are judged.
+
+    Attributes:
+        percentile: Of both latencies that keeps the SLOs, in (0, 100].
+        cv: Coefficient of variation of the gaps between requests: 1 is a Poisson process, more comes in bursts.
+        requests: Of a replay, on average.
+        seed: Of their gaps.
+    """
+
+    percentile: float = 99.0
+    cv: float = 1.0
+    requests: int = 400
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DegreeTables:
     """The values a search may choose for each degree, ascending.
 
@@ -163,6 +180,7 @@ class Workload:
         speculation: Speculative decoding, or None for one token per step and sequence.
         stage_layers: Layers of each stage, in pipelines of as many stages; others share theirs out evenly.
         vocabulary: Choices of embedding, LM head and sampling: see `sim.strategy.Strategy.vocabulary`.
+        open_loop: In phase traffic, how requests come and are judged.
         declarations: "module:function" that declared choices of ops for the extended space; None: no file named any.
     """
 
@@ -198,6 +216,7 @@ class Workload:
     deepep_mode: DeepepMode = "auto"
     stage_layers: tuple[int, ...] = ()
     vocabulary: tuple[int, ...] = ENGINES_VOCABULARY
+    open_loop: OpenLoop = OpenLoop()
 
     def __post_init__(self) -> None:
         if self.space in OWN_SPACES:

@@ -10,9 +10,9 @@ from raysearch.optima.optimum_cache import cache_dir
 from raysearch.processes.deadline import Patience as Patience
 from raysearch.searchers.registry import searcher_class
 from raysearch.simulators.protocol import InProcess, Simulator
-from sim import simulate
 from sim.layers.heuristics import megatron_dims
 from sim.optimum.spaces import space_of
+from sim.replay.goodput import evaluate_in_phase
 from sim.workload import Workload
 
 
@@ -33,7 +33,7 @@ def open_simulator(
     """
     check_workers(simulator, workers)
     if workers == 0:
-        return InProcess(simulate.evaluate, patience.timeout_s)
+        return InProcess(evaluate_in_phase, patience.timeout_s)
     from raysearch.simulators.cache import AnswerCache
     from raysearch.simulators.forgiving import Forgiving
     from raysearch.simulators.plugin import load_plugin

@@ -14,8 +14,8 @@ from raysearch.base.errors import InputError
 from raysearch.base.foreign import foreign
 from raysearch.base.named_code import load_named
 from raysearch.simulators.measurement import as_evaluation
-from sim import simulate
 from sim.evaluation import Evaluation
+from sim.replay.goodput import evaluate_in_phase
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -66,7 +66,7 @@ def load_simulator(name: str | None) -> Evaluate:
     Raises:
         InputError: There is none, it cannot be imported, or it is not callable with two arguments.
     """
-    return simulate.evaluate if name in (None, OWN) else load_plugin(name)
+    return evaluate_in_phase if name in (None, OWN) else load_plugin(name)
 
 
 def load_plugin(name: str) -> Plugin:

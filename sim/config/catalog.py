@@ -41,7 +41,7 @@ from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, Engine, cell_of, times_of
 from sim.prices.hardware import EngineName, Hardware
 from sim.serving.acceptance import ASSUMED_SPREAD, MEASURED_MODEL, MEASURED_SPREAD, accepted_drafts
-from sim.workload import OWN_SPACES, BatchGrid, Precisions, SpaceName, Speculation, Workload
+from sim.workload import OWN_SPACES, BatchGrid, OpenLoop, Precisions, SpaceName, Speculation, Workload
 
 
 def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) -> Calibration:
@@ -458,6 +458,7 @@ def assembled(
         overlap_parts=file.overlap_parts,
         stage_layers=_stage_layers(file, model),
         deepep_mode=file.deepep_mode,
+        open_loop=OpenLoop(**file.open_loop.model_dump()) if file.open_loop else OpenLoop(),
     )
     return in_space(workload, file.space)
 

@@ -23,6 +23,7 @@ from sim.workload import (
     DegreeTables,
     ExpertExchange,
     GroupChoices,
+    OpenLoop,
     PhaseName,
     Routing,
     SpaceName,
@@ -415,6 +416,18 @@ class _SpeculationTable(FileSchema):
         return self.accepted or (None if self.acceptance is None else (self.acceptance,) * self.draft_tokens)
 
 
+_USUAL_LOOP = OpenLoop()
+
+
+class _OpenLoopTable(FileSchema):
+    """[open_loop]: how requests come in phase traffic, and at which percentile latencies are held to the SLOs."""
+
+    percentile: Annotated[Positive, Field(le=100)] = _USUAL_LOOP.percentile
+    cv: Annotated[Positive, Field(le=100)] = _USUAL_LOOP.cv
+    requests: Annotated[Count, Field(ge=20, le=1_000_000)] = _USUAL_LOOP.requests
+    seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = _USUAL_LOOP.seed
+
+
 class EngineVersionFile(FileSchema):
     """configs/engines/*.toml: what a version of an engine does otherwise than the one whose rules are built in.
 
@@ -471,6 +484,8 @@ class WorkloadFile(FileSchema):
     # No prompt waits for those of other attention groups: left out of digests, so that those of older results hold.
     prompt_wait_steps: Annotated[int, Field(ge=0, le=100_000, strict=True, exclude_if=_is_nothing)] = 0
     speculation: _SpeculationTable | None = None  # one token per step
+    # Poisson, at the 99th percentile: left out of digests, as it was before there was a phase traffic.
+    open_loop: Annotated[_OpenLoopTable | None, Field(exclude_if=_is_nothing)] = None
     precisions: _PrecisionsTable
     groups: GroupChoices = "shared"  # whether kinds of layers share the choices of their ops
     space: SpaceName = "joint"  # the engine's, where one is named
@@ -521,6 +536,8 @@ class WorkloadFile(FileSchema):
         for key in ("chunk_tokens", "prompt_wait_steps"):
             if getattr(self, key) and not phase_named(self.phase).mixes:
                 raise ValueError(f"{key} is of phase 'serve', where prompts meet others' tokens: leave it out")
+        if self.open_loop and not phase_named(self.phase).replayed:
+            raise ValueError("open_loop is of phase 'traffic', whose requests come at random: leave it out")
         return self
 
     @property

@@ -21,7 +21,7 @@ import numpy as np
 from sim.layers.sizes import Load
 from sim.prices.engine import BARE, EngineTimes
 from sim.serving.pipelines import stall_factor
-from sim.serving.prompts import mixed_steps, prompt_meeting
+from sim.serving.prompts import PromptMeeting, mixed_steps, prompt_meeting
 from sim.workload import PhaseName, Workload
 
 PoolRole = Literal["prefill", "decode"]
@@ -190,6 +190,20 @@ def _prefilling(workload: Workload, batch: int, dp: int) -> Batching:
 
 
 def _serving(workload: Workload, batch: int, dp: int) -> Batching:
+    steps = workload.output_tokens / workload.tokens_per_step
+    return _continuous(workload, batch, dp, prompt_meeting(workload.prompt_wait_steps, batch, dp, steps))
+
+
+def _at_best(workload: Workload, batch: int, dp: int) -> Batching:
+    """Serving as random arrivals may have it at best: prompts of all attention groups meet, and none stalls a pipeline.
+
+    What is replayed may come near it, as where all answers are equally long and groups stay in step, and no nearer.
+    """
+    found = _continuous(workload, batch, dp, PromptMeeting(min(batch, dp), 0.0, 1.0))
+    return replace(found, pace=replace(found.pace, spread=0.0, prompt_tokens=0.0))
+
+
+def _continuous(workload: Workload, batch: int, dp: int, met: PromptMeeting) -> Batching:
     engine, isl, osl = workload.engine, workload.prompt_tokens, workload.output_tokens
     gained, drafted = workload.tokens_per_step, workload.queries - 1
     context = isl + osl / 2
@@ -197,7 +211,7 @@ def _serving(workload: Workload, batch: int, dp: int) -> Batching:
     cached = (isl + osl if reserved else context) + drafted
     decode = Load(batch, context, cached, attention_groups=dp, queries=workload.queries)
     chunks = 1 if workload.chunk_tokens is None else math.ceil(isl / workload.chunk_tokens)
-    groups, met = min(batch, dp), prompt_meeting(workload.prompt_wait_steps, batch, dp, osl / gained)
+    groups = min(batch, dp)
     tokens = batch * gained * met.running_share
     with_prompts = mixed_steps(tokens / osl, chunks, groups, met.prompts)
     mixed = decode._replace(
@@ -234,6 +248,8 @@ class Phase:
         steady_state: Of a workload, a batch and attention ranks: see `batching`.
         decodes: Whether steps make tokens of answers, so that there is a time per output token.
         prefills: Whether steps compute prompts, so that there is a time to the first token.
+        replayed: Whether strategies are worth what a replay of random arrivals lets them carry, of which the steady
+            state is the bound: see `sim.replay.goodput`.
     """
 
     name: PhaseName
@@ -241,6 +257,7 @@ class Phase:
     steady_state: Callable[[Workload, int, int], Batching]
     decodes: bool
     prefills: bool
+    replayed: bool = False
 
     @property
     def mixes(self) -> bool:
@@ -260,7 +277,15 @@ class Phase:
 DECODE = Phase("decode", "a pool that only decodes", _decoding, decodes=True, prefills=False)
 SERVE = Phase("serve", "continuous batching of prompts and decoding", _serving, decodes=True, prefills=True)
 PREFILL = Phase("prefill", "a pool that only computes prompts", _prefilling, decodes=False, prefills=True)
-_PHASES = {phase.name: phase for phase in (DECODE, SERVE, PREFILL)}
+TRAFFIC = Phase(
+    "traffic",
+    "serve under random arrivals, judged by goodput within percentile SLOs",
+    _at_best,
+    decodes=True,
+    prefills=True,
+    replayed=True,
+)
+_PHASES = {phase.name: phase for phase in (DECODE, SERVE, PREFILL, TRAFFIC)}
 _SHIPPED = tuple(_PHASES)
 
 

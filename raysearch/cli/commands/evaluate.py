@@ -17,7 +17,7 @@ from raysearch.cli.commands.strategy_options import (
     TpOption,
 )
 from sim.config.question import Question
-from sim.simulate import evaluate
+from sim.replay.goodput import evaluate_in_phase
 
 
 @takes_question
@@ -48,6 +48,6 @@ def evaluate_strategy(
     """  # noqa: E501
     workload = loaded(question)
     strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout)
-    found = EvaluationResult(question, workload, evaluate(workload, strategy))
+    found = EvaluationResult(question, workload, evaluate_in_phase(workload, strategy))
     show_result(found, as_json=as_json)
     exit_unless_feasible(found)

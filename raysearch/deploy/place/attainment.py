@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement
 from sim.replay.arrivals import Arrivals, draw_arrivals
 from sim.replay.drive import on_groups
+from sim.replay.goodput import WARM_UP
 from sim.replay.requests import Requests
 
 ATTAINMENT_CONFIDENCE = 0.9
-WARM_UP = 0.1
-"""Share of the time in which requests are served and not counted: the groups begin empty. [assumed]"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from raysearch.base.errors import InputError
 from sim.evaluation import Evaluation
 from sim.pools.handover import Link, request_cache_bytes, sharers
 from sim.replay.drive import Replayed, RouterName, as_they_come, by_clients
+from sim.replay.goodput import step_factor
 from sim.replay.replica import Deployed
 from sim.replay.requests import Requests
 from sim.replay.two_pools import Handover, TwoPools, through_pools
@@ -20,13 +21,6 @@ from sim.workload import Workload
 
 MOST_QUEUES = 50_000
 """[assumed] 4,096 replicas of a pipeline of twelve stages; each takes a kilobyte and some microseconds a request."""
-
-
-def step_factor(evaluation: Evaluation, probability: float) -> float:
-    """Times the step model's seconds that steps take no longer than with that probability, as their latency."""
-    if evaluation.tpot_s:
-        return evaluation.tpot_at_s(probability) / evaluation.tpot_s
-    return evaluation.ttft_at_s(probability) / evaluation.ttft_s
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ from typing import Literal
 
 import numpy as np
 
-from raysearch.deploy.place.attainment import WARM_UP, AttainmentEstimate, over_seeds
-from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet, step_factor
+from raysearch.deploy.place.attainment import AttainmentEstimate, over_seeds
+from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet
 from raysearch.deploy.replay.sent_traffic import SentTraffic
 from sim.arrays import Floats
 from sim.json_object import JsonObject
 from sim.replay.drive import Replayed
+from sim.replay.goodput import at_percentile, settled, step_factor
 from sim.workload import Workload
 
 PERCENTILES = (50, 90, 99)
@@ -162,7 +163,7 @@ def _replay(setup: ReplaySetup, fleet: DeployedFleet, seed: int) -> Replayed:
 def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
     workload, clients = setup.workload, setup.sent.clients is not None
     # Replicas begin empty; clients of a benchmark do, and their first requests are in its figures.
-    counted = np.full(len(outcome.sent_s), True) if clients else outcome.sent_s >= WARM_UP * outcome.sent_s[-1]
+    counted = np.full(len(outcome.sent_s), True) if clients else settled(outcome)
     ttft_s, tpot_s, latency_s = (each[counted] for each in (outcome.ttft_s, outcome.tpot_s, outcome.latency_s))
     in_time = (ttft_s <= workload.ttft_limit_s) & ~(tpot_s > workload.tpot_limit_s)
     refused = int(np.isnan(ttft_s).sum())
@@ -175,7 +176,7 @@ def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
         "latency_s": _spread_of(latency_s),
     }
     late = [
-        _percentile(values, setup.percentile) > limit
+        at_percentile(values, setup.percentile) > limit
         for values, limit in ((ttft_s, workload.ttft_limit_s), (tpot_s, workload.tpot_limit_s))
     ]
     return RunFigures(
@@ -190,11 +191,6 @@ def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
         refused,
         not refused and not any(late),
     )
-
-
-def _percentile(values: Floats, percentile: float) -> float:
-    known = values[~np.isnan(values)]
-    return float(np.percentile(known, percentile)) if len(known) else 0.0
 
 
 def _spread_of(values: Floats, counts: Floats | None = None) -> Mapping[str, float]:

@@ -11,9 +11,10 @@ import pytest
 import raysearch as rs
 from raysearch.answers.replayed import ReplayResult
 from raysearch.base.errors import InputError
-from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, step_factor
+from raysearch.deploy.replay.deployed_fleets import AggregatedFleet
 from raysearch.deploy.replay.replay_report import RunFigures
 from sim.pools.matching import Matched
+from sim.replay.goodput import step_factor
 from tests.conftest import Command
 
 QUESTION: dict[str, Any] = {"model": "llama_3_1_8b", "isl": 1000, "osl": 100, "tpot_ms": 12, "ttft_ms": 150}

@@ -1,0 +1,168 @@
+"""Goodput under random arrivals, and the best of a space."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from envs.strategy_env import StrategyEnv
+from sim.config.catalog import CatalogError, load_workload
+from sim.config.question import Question
+from sim.optimum.exact_search import find_best
+from sim.optimum.spaces import Space, joint_space, space_of
+from sim.replay.drive import as_they_come
+from sim.replay.goodput import evaluate_in_phase, goodput
+from sim.replay.goodput_search import best_goodput
+from sim.replay.replica import Deployed
+from sim.replay.requests import Lengths, Requests
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import OpenLoop, Workload
+
+ASKED = Question(
+    model="qwen3_32b",
+    isl=4000,
+    osl=200,
+    tpot_ms=30,
+    ttft_ms=500,
+    gpus=8,
+    phase="traffic",
+    confidence=0.5,
+    batches="powers_of_two",
+)
+FEW_REQUESTS = OpenLoop(requests=60)
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return dataclasses.replace(ASKED.load(), open_loop=FEW_REQUESTS)
+
+
+def every(space: Space) -> list[Strategy]:
+    return [
+        Strategy(tp, ep, pp, batch, dims, 1, None)
+        for tp, ep, pp, batch in itertools.product(space.tp, space.ep, space.pp, space.batch)
+        for dims in itertools.product(*space.choices.values())
+    ]
+
+
+def test_branch_and_bound_finds_the_optimum_of_brute_force_in_an_engines_space(workload: Workload) -> None:
+    space = dataclasses.replace(space_of(workload), batch=(16, 32, 64))
+    found = best_goodput(space)
+    worth = [
+        evaluation.tokens_per_s_per_gpu
+        for strategy in every(space)
+        if not space.outside(strategy) and (evaluation := evaluate_in_phase(workload, strategy)).feasible
+    ]
+    assert found.proven
+    assert found.gap == 0.0
+    assert found.tokens_per_s_per_gpu == max(worth)
+    assert found.replayed < len(worth)
+
+
+def test_branch_and_bound_finds_the_optimum_of_brute_force_among_choices_of_ops(workload: Workload) -> None:
+    asked = dataclasses.replace(workload, space="joint")
+    joint = joint_space(asked)
+    choices = {name: table[:2] if name in ("attention", "ffn1") else table[:1] for name, table in joint.choices.items()}
+    space = dataclasses.replace(joint, tp=(2, 4), pp=(1,), batch=(8, 16, 32), choices=choices)
+    worth = [found.tokens_per_s_per_gpu for each in every(space) if (found := evaluate_in_phase(asked, each)).feasible]
+    assert len(worth) > 8
+    assert best_goodput(space).tokens_per_s_per_gpu == max(worth)
+
+
+def test_the_gap_only_closes_and_its_bound_is_first_the_steady_states_optimum(workload: Workload) -> None:
+    space = space_of(workload)
+    seen = []
+    best_goodput(space, progress=seen.append)
+    steady = find_best(space).evaluation
+    assert steady is not None
+    assert seen[0].bound <= steady.tokens_per_s_per_gpu
+    assert all(before.bound >= after.bound for before, after in itertools.pairwise(seen))
+    one = best_goodput(space, replays=1)
+    assert (one.replayed, one.proven) == (1, False)
+    assert one.tokens_per_s_per_gpu < seen[-1].tokens_per_s_per_gpu <= one.bound
+
+
+def test_no_goodput_of_random_strategies_is_above_their_steady_state(workload: Workload) -> None:
+    strategies = [each for each in every(space_of(workload)) if evaluate(workload, each).feasible]
+    for strategy in strategies[:: max(1, len(strategies) // 4)]:
+        found = goodput(workload, strategy)
+        assert found.evaluation.tokens_per_s_per_gpu <= evaluate(workload, strategy).tokens_per_s_per_gpu
+        assert found.ttft_s <= workload.ttft_slo_s
+        assert found.tpot_s <= workload.tpot_slo_s
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "degrees"),
+    [
+        ("qwen3_32b", "vllm", {"tp": 2, "batch": 32}),
+        ("qwen3_32b", "vllm", {"tp": 2, "pp": 2, "batch": 16}),
+        ("qwen3_32b", "sglang", {"tp": 1, "pp": 4, "batch": 8}),
+        ("qwen3_32b", "trtllm", {"tp": 4, "pp": 2, "batch": 16}),
+        ("qwen3_235b_a22b", "vllm", {"tp": 1, "ep": 16, "dp": 16, "batch": 64}),
+        ("qwen3_235b_a22b", "sglang", {"tp": 4, "ep": 4, "dp": 4, "batch": 32}),
+    ],
+)
+def test_not_even_a_flood_is_served_faster_than_the_steady_state_at_its_best(
+    model: str, engine: str, degrees: dict[str, int]
+) -> None:
+    asked = dataclasses.replace(ASKED, model=model, engine=engine, gpus=32, tpot_ms=None, ttft_ms=None).load()
+    strategy = dataclasses.replace(Strategy(1, 1, 1, 1, space_of(asked).parts()[0].only_dims), **degrees)
+    requests = Requests.drawn(np.zeros(10 * strategy.batch * strategy.pp), Lengths(4000), Lengths(200), 0)
+    outcome = as_they_come(Deployed.of(dataclasses.replace(asked, phase="serve"), strategy), requests)
+    served = len(requests) * 200 / outcome.end_s / strategy.gpus
+    assert served <= 1.01 * evaluate(asked, strategy).tokens_per_s_per_gpu
+
+
+def test_goodput_is_the_same_again_and_falls_with_limits_and_bursts(workload: Workload) -> None:
+    strategy = dataclasses.replace(every(space_of(workload))[0], tp=4, batch=32)
+    workload = dataclasses.replace(workload, open_loop=OpenLoop(requests=400))
+    usual = goodput(workload, strategy)
+    tighter = goodput(dataclasses.replace(workload, ttft_slo_s=0.2), strategy)
+    bursty = goodput(dataclasses.replace(workload, open_loop=OpenLoop(requests=400, cv=4.0)), strategy)
+    median = goodput(dataclasses.replace(workload, open_loop=OpenLoop(requests=400, percentile=50)), strategy)
+    assert goodput(workload, strategy) == usual
+    assert tighter.share < usual.share
+    assert bursty.share < usual.share < 1
+    assert median.share >= usual.share
+
+
+def test_without_limits_goodput_is_the_steady_state(workload: Workload) -> None:
+    loose = dataclasses.replace(workload, ttft_slo_s=math.inf, tpot_slo_s=math.inf)
+    strategy = dataclasses.replace(every(space_of(workload))[0], tp=2, batch=16)
+    assert goodput(loose, strategy).evaluation == evaluate(loose, strategy)
+
+
+def test_a_limit_that_no_load_keeps_is_a_violation_with_its_percentile(workload: Workload) -> None:
+    strategy = dataclasses.replace(every(space_of(workload))[0], tp=1, batch=1)
+    steady = evaluate(workload, strategy)
+    tight = dataclasses.replace(workload, ttft_slo_s=steady.ttft_s * 1.001, tpot_slo_s=math.inf)
+    (violation,) = goodput(tight, strategy).violations
+    assert violation.kind == "ttft"
+    assert violation.needed > violation.allowed == tight.ttft_slo_s
+    assert "at percentile 99" in violation.message
+
+
+def test_environments_of_the_phase_answer_with_goodput(workload: Workload) -> None:
+    env = StrategyEnv(workload)
+    strategy = dataclasses.replace(every(space_of(workload))[0], tp=4, batch=32)
+    assert env.evaluate(strategy) == goodput(workload, strategy).evaluation
+
+
+def test_an_open_loop_is_of_phase_traffic_alone(tmp_path) -> None:
+    text = (
+        'name = "mine"\nmodel = "llama_3_1_8b"\nhardware = "h100_sxm"\nphase = "{}"\nengine = "vllm"\n'
+        "prompt_tokens = 1000\noutput_tokens = 100\nmax_gpus = 4\n"
+        '[precisions]\nweights = "bf16"\nkv_cache = "bf16"\nactivations = "bf16"\ndispatch = "bf16"\n'
+        "[degrees]\ntp = [1, 2]\nep = [1]\npp = [1]\nbatch = [8]\n[open_loop]\npercentile = 90\ncv = 2\n"
+    )
+    path = tmp_path / "mine.toml"
+    path.write_text(text.format("traffic"), encoding="utf-8")
+    assert load_workload(str(path)).open_loop == OpenLoop(percentile=90, cv=2)
+    path.write_text(text.format("serve"), encoding="utf-8")
+    with pytest.raises(CatalogError, match="open_loop is of phase 'traffic'"):
+        load_workload(str(path))
