@@ -8,8 +8,8 @@
 A case is a workload and a black box that answers for it. f/f* is the true figure of the best strategy so far over the
 exact optimum of the black box; before anything is feasible it is 0. What the prior was trained on is in its header:
 none of the workloads and models here, no machine but the H100, no engine but vLLM. A searcher "NAME:rule" begins with
-twenty strategies by rule of thumb, "prior:as_is" does not learn from answers; `optuna_gp`, `smac`, `botorch`, `vizier`
-are of `library_peers.py`. Finished runs are not run again.
+twenty strategies by rule of thumb, "prior:as_is" does not learn from answers, "prior:improvement" has no policy;
+`optuna_gp`, `smac`, `botorch`, `vizier` are of `library_peers.py`. Finished runs are not run again.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ _BF16 = {"weights": "bf16", "activations": "bf16"}
 TIGHT = 1.15
 """SLO of a tight workload, over the shortest time per token that any feasible strategy has, about."""
 LIST = "simulator's list"
+SEARCHERS = ("prior", "prior:improvement", "prior:as_is", "prior:rule", LIST, "genetic", "genetic:rule", "optuna_tpe")
 
 Answer = Callable[[Workload, Strategy], Evaluation]
 
@@ -161,7 +162,7 @@ def curve(case: Case, searcher: str, seed: int, calls: int) -> list[float]:
     assert optimum
     env = StrategyEnv(case.workload, evaluate=noisy(case.noise, seed) if case.noise else evaluate)
     name, _, option = searcher.partition(":")
-    options: dict[str, Any] = {"adapt": False} if option == "as_is" else {}
+    options: dict[str, Any] = {"as_is": {"adapt": False}, "improvement": {"policy": "none"}}.get(option, {})
     if option == "rule":
         options = {"start": [strategy_dict(each) for each in rule_of_thumb(env.space)]}
     planned = iter(_lists(case, calls)) if searcher == LIST else None
@@ -177,7 +178,7 @@ def curve(case: Case, searcher: str, seed: int, calls: int) -> list[float]:
     for call in range(1, calls + 1):
         if made:
             stepped.advance(made)
-        elif (action := next(planned, None)) is not None:
+        elif planned and (action := next(planned, None)) is not None:
             stepped.begin(action)
             stepped.take()
         if stepped.outcome and stepped.action is not None and stepped.outcome.raw > best:
@@ -195,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("curves.jsonl"))
     parser.add_argument("--cases", default="", help="groups, comma-separated; all by default")
-    parser.add_argument("--searchers", default=f"prior,prior:as_is,prior:rule,{LIST},genetic,genetic:rule,optuna_tpe")
+    parser.add_argument("--searchers", default=",".join(SEARCHERS))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--table", action="store_true")

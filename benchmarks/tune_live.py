@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with endtoend_ttft_tpot.csv")
     parser.add_argument("--fit", action="store_true", help="fit the error_correlation to all of --data, and print it")
     parser.add_argument("--engines", action="store_true", help="the stand-ins between engines")
-    parser.add_argument("--searcher", action="append", help="beside it (default: optuna_tpe, ppo, random)")
+    parser.add_argument("--searcher", action="append", help="beside it (default: prior, optuna_tpe, ppo, random)")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     if arguments.fit:
@@ -285,7 +285,7 @@ def main() -> None:
     elif arguments.data:
         on_measured(arguments.data)
     if arguments.engines:
-        on_engines(arguments.searcher or ("optuna_tpe", "ppo", "random"), arguments.seeds)
+        on_engines(arguments.searcher or ("prior", "optuna_tpe", "ppo", "random"), arguments.seeds)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "genz": ("GenZ", "GenZ"),
     "measure": ("torch", "PyTorch"),
     "nevergrad": ("nevergrad", "Nevergrad"),
-    "pretrain": ("torch", "PyTorch"),
+    "pretrain": ("torch ray", "PyTorch and RLlib"),
     "pymoo": ("pymoo", "pymoo"),
     "rllib": ("torch", "RLlib and PyTorch"),
     "sb3": ("stable_baselines3", "Stable-Baselines3"),
     "search": ("ray", "Ray and Optuna"),
 }
-"""Extra of pyproject.toml -> the module that it brings, and its title."""
+"""Extra of pyproject.toml -> the modules that it brings, and their title."""
 
 
 def check_installed(extra: str, who: str) -> None:
@@ -27,7 +27,7 @@ def check_installed(extra: str, who: str) -> None:
     Raises:
         InputError: It is not installed; says how to, from the checkout or a wheel, since neither is published.
     """
-    module, title = PACKAGES[extra]
-    if importlib.util.find_spec(module) is None:
+    modules, title = PACKAGES[extra]
+    if any(importlib.util.find_spec(module) is None for module in modules.split()):
         how = f"pip install -e '.[{extra}]' in the checkout, or 'FILE.whl[{extra}]'"
         raise InputError(f"{who} needs {title}: {how}")

@@ -1,40 +1,27 @@
-"""What the simulator says of random workloads' strategies, in files of some workloads each.
-
-A file that is there is not made again, so a stopped run goes on where it was.
-"""
+"""What the simulator says of random workloads' strategies: the rows that the network of a prior learns from."""
 
 from __future__ import annotations
 
 import json
-import os
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import get_context
-from multiprocessing.connection import wait
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from envs.space import Action, StrategySpace
-from raysearch.base.errors import RunFailed
-from raysearch.base.spawning import spawning
+from raysearch.pretraining.array_files import PER_FILE, UNREADABLE, ArrayFiles, read_array_file, write_array_file
 from raysearch.pretraining.pretraining_file import PretrainingFile
 from raysearch.pretraining.random_workloads import random_workload
-from raysearch.processes.descendants import die_with_parent
 from raysearch.searchers.prior.candidate_strategies import CandidateStrategies
 from raysearch.searchers.prior.strategy_features import OPS, Features, Reals, WorkloadFeatures
 from sim.arrays import Flags, Ints
 from sim.batched import Evaluations, evaluate_many
-from sim.config.reading import opened, parse_object
-from sim.config.writing import write_atomically
+from sim.config.reading import parse_object
 from sim.layers.dims import dims_of
 from sim.step.stage import room
 from sim.workload import Workload
 
-PER_FILE = 20
-"""Workloads of a file: the last of each is kept from training."""
-_LOOKED_EVERY_S = 2.0
 NETWORK_TARGETS = ("step", "tpot", "ttft", "memory")
 """Logs of what the simulator says over what the roofline says: see `targets`."""
 _BROKEN = 1e-3
@@ -161,16 +148,15 @@ def _dims_at_random(candidates: CandidateStrategies, actions: Action, rng: np.ra
     return actions
 
 
-def _write_files(pretraining: PretrainingFile, lacking: Sequence[tuple[int, str]], parent: int) -> None:
-    die_with_parent(parent)
-    for number, path in lacking:
-        _write_file(pretraining, number, path)
+def row_files(pretraining: PretrainingFile) -> ArrayFiles:
+    """The files of all rows of a run."""
+    return ArrayFiles("rows", pretraining.workloads, _write_rows, (pretraining,))
 
 
-def _write_file(pretraining: PretrainingFile, number: int, path: str) -> None:
+def _write_rows(pretraining: PretrainingFile, indices: range, path: Path) -> None:
     rows: list[Rows] = []
     choices: list[dict[str, int]] = []
-    for index in range(number * PER_FILE, min((number + 1) * PER_FILE, pretraining.workloads)):
+    for index in indices:
         found, best = _evaluated(pretraining, index)
         rows.append(found)
         choices += [best] if best else []
@@ -185,12 +171,7 @@ def _write_file(pretraining: PretrainingFile, number: int, path: str) -> None:
         "choices": np.array([[best.get(op, -1) for op in OPS] for best in choices], np.int8).reshape(-1, len(OPS)),
         "asked": np.frombuffer(json.dumps(_asked(pretraining)).encode(), np.uint8),
     }
-
-    def save(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays)
-
-    write_atomically(Path(path), save)
+    write_array_file(path, arrays)
 
 
 def _asked(pretraining: PretrainingFile) -> dict[str, object]:
@@ -198,64 +179,11 @@ def _asked(pretraining: PretrainingFile) -> dict[str, object]:
     return pretraining.model_dump(mode="json", include={"seed", "strategies", "distribution"})
 
 
-def make_files(
-    pretraining: PretrainingFile, folder: Path, processes: int, progress: Callable[[int, int], None]
-) -> list[Path]:
-    """All files of a run, those that lack made now, `processes` at a time.
-
-    Raises:
-        RunFailed: A process ended before its work did.
-    """
-    count = -(-pretraining.workloads // PER_FILE)
-    paths = [folder / f"rows-{number:05d}.npz" for number in range(count)]
-    lacking = [(number, str(path)) for number, path in enumerate(paths) if not path.is_file()]
-    done = count - len(lacking)
-    progress(done, count)
-    if processes == 1:
-        for number, path in lacking:
-            _write_file(pretraining, number, path)
-            progress(done := done + 1, count)
-        return paths
-    # No pool: one that is interrupted waits for locks of processes that have ended.
-    spawned = get_context("spawn")
-    shares = [lacking[first::processes] for first in range(min(processes, len(lacking)))]
-    workers = [
-        spawned.Process(target=_write_files, args=(pretraining, share, os.getpid()), daemon=True) for share in shares
-    ]
-    with spawning():
-        for worker in workers:
-            worker.start()
-    try:
-        while running := [worker for worker in workers if worker.is_alive()]:
-            wait([worker.sentinel for worker in running], _LOOKED_EVERY_S)
-            made = count - sum(not path.is_file() for path in paths)
-            if made > done:
-                progress(done := made, count)
-    finally:
-        for worker in workers:
-            worker.terminate()
-            worker.join()
-    if broken := [worker.exitcode for worker in workers if worker.exitcode]:
-        raise RunFailed(f"a process that evaluates ended with {broken[0]}; the same command continues")
-    return paths
-
-
-_UNREADABLE = (
-    *(zipfile.BadZipFile, NotImplementedError, OSError, EOFError),  # the archive
-    *(ValueError, LookupError, TypeError, MemoryError),  # what is in it
-)
-
-
 def _read_file(path: Path) -> tuple[dict[str, object], Rows, Reals]:
-    """What `_write_file` wrote. Raises: One of `_UNREADABLE`."""
-    with opened(path) as file:
-        with zipfile.ZipFile(file) as archive:  # one that unfolds to more than it is was never ours
-            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-                raise ValueError("its arrays are compressed")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as arrays:
-            asked = parse_object(arrays["asked"].tobytes())
-            rows, choices = Rows(*(arrays[name] for name in Rows._fields)), arrays["choices"]
+    """What `_write_rows` wrote. Raises: One of `UNREADABLE`."""
+    arrays = read_array_file(path)
+    asked = parse_object(arrays["asked"].tobytes())
+    rows, choices = Rows(*(arrays[name] for name in Rows._fields)), arrays["choices"]
     count, width = rows.inputs.shape
     shapes = [(count, width), (count, len(NETWORK_TARGETS)), *[(count,)] * 4, (choices.shape[0], len(OPS))]
     kinds = ["f", "f", "b", "f", "i", "b", "i"]
@@ -276,7 +204,7 @@ def read_files(paths: Sequence[Path], pretraining: PretrainingFile) -> tuple[Row
     for path in paths:
         try:
             asked, rows, best = _read_file(path)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise ValueError(f"{path} is damaged: {error}; delete it, and the same command makes it again") from error
         if asked != _asked(pretraining):
             raise ValueError(f"{path} holds other workloads than the configuration asks for: choose another folder")

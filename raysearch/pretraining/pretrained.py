@@ -11,13 +11,19 @@ import numpy as np
 
 from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
-from raysearch.pretraining.dataset import kept_out, make_files, read_files
+from raysearch.pretraining.array_files import make_files
+from raysearch.pretraining.dataset import kept_out, read_files, row_files
 from raysearch.pretraining.pretraining_file import PretrainingFile
+from raysearch.pretraining.search_episodes import Searches
+from raysearch.pretraining.search_tables import kept_tables, read_tables, table_files
 from raysearch.pretraining.training import fitted_kernel, network_figures, outputs, pool_of, trained
+from raysearch.processes.connection import connected
 from raysearch.searchers.prior.network import PRIOR_FORMAT, PriorHeader, write_prior
+from raysearch.searchers.prior.policy import POLICY_FORMAT, PolicyHeader, write_policy
 from sim.config.files import config_path, read_config
 
 PRIOR_FILE = "prior.safetensors"
+POLICY_FILE = "policy.safetensors"
 TrainingBars = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 """Shows how far work is, by its name: see `raysearch.base.progress.stepping`."""
 
@@ -34,14 +40,14 @@ def pretrain(name_or_path: str, folder: Path, processes: int, bars: TrainingBars
         bars: Of the work's parts.
 
     Raises:
-        InputError: PyTorch is not installed, or the folder holds rows of another configuration.
+        InputError: PyTorch or RLlib is not installed, or the folder holds rows of another configuration.
         CatalogError: The configuration cannot be used.
     """
     check_installed("pretrain", "raysearch pretrain")
     pretraining = read_config(config_path("pretraining", name_or_path), PretrainingFile)
     folder.mkdir(parents=True, exist_ok=True)
     with bars("evaluating workloads") as progress:
-        paths = make_files(pretraining, folder, processes, progress)
+        paths = make_files(row_files(pretraining), folder, processes, progress)
     try:
         rows, choices = read_files(paths, pretraining)
     except ValueError as error:
@@ -60,7 +66,7 @@ def pretrain(name_or_path: str, folder: Path, processes: int, bars: TrainingBars
     header = PriorHeader(
         format=PRIOR_FORMAT,
         command=f"raysearch pretrain {name_or_path}",
-        data=pretraining.model_dump(mode="json"),
+        data=pretraining.model_dump(mode="json", exclude={"policy"}),
         figures={
             **network_figures(kept, said),
             "workloads": float(len(np.unique(rows.workload))),
@@ -71,6 +77,90 @@ def pretrain(name_or_path: str, folder: Path, processes: int, bars: TrainingBars
         limits=kernels[1],
     )
     write_prior(folder / PRIOR_FILE, header, arrays)
+    return header
+
+
+def pretrain_policy(name_or_path: str, folder: Path, processes: int, bars: TrainingBars) -> PolicyHeader | None:
+    """Trains the policy that chooses calls for a prior, and writes `policy.safetensors`; gone on with like a prior.
+
+    It learns from the true regret of candidates first, then by PPO. Of the imitated policy and those after each
+    iteration the one is kept that searches the kept tables best. None where the configuration asks for none.
+
+    Args:
+        name_or_path: Of configs/pretraining, or of a TOML file.
+        folder: That holds the prior.
+        processes: That evaluate; then RLlib's env runners.
+        bars: Of the work's parts.
+
+    Raises:
+        CatalogError, InputError: See `pretrain`.
+    """
+    pretraining = read_config(config_path("pretraining", name_or_path), PretrainingFile)
+    policy, prior = pretraining.policy, folder / PRIOR_FILE
+    if not policy.tables:
+        return None
+    check_installed("pretrain", "raysearch pretrain")
+    import torch
+
+    from raysearch.pretraining.policy_module import PolicyNetwork
+    from raysearch.pretraining.policy_training import (
+        States,
+        as_policy,
+        by_improvement,
+        by_policy,
+        imitated,
+        judged,
+        reinforced,
+        states,
+    )
+
+    with bars("evaluating searches") as progress:
+        paths = make_files(table_files(pretraining, prior), folder, processes, progress)
+    try:
+        tables = read_tables(paths, pretraining)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    learned, kept = (
+        [table for table, is_kept in zip(tables, kept_tables(tables), strict=True) if is_kept == wanted]
+        for wanted in (False, True)
+    )
+    searches, unseen = Searches(pretraining, prior, learned), Searches(pretraining, prior, kept)
+    torch.manual_seed(pretraining.seed)
+    torch.set_num_threads(1)
+    network = PolicyNetwork(searches.layout, policy.width, policy.depth)
+
+    def shown_states() -> States:
+        with bars("searching") as progress:
+            return states(searches, pretraining, progress)
+
+    with _tensorboard(folder) as log:
+        with bars("imitating") as progress:
+            imitated(network, shown_states, pretraining, folder / "imitation.safetensors", progress, log)
+        figures = {"expected improvement": judged(unseen, by_improvement, pretraining.seed, policy.calls)}
+        figures["imitated"] = judged(unseen, by_policy(as_policy(network)), pretraining.seed, policy.calls)
+        best, arrays = "imitated", network.arrays()
+        with bars("reinforcing") as progress, connected(cpus=max(processes, 1)):
+            for number, each in enumerate(
+                reinforced(network, pretraining, paths, prior, folder, processes, progress, log), start=1
+            ):
+                name = f"reinforced {number}"
+                figures[name] = judged(unseen, by_policy(as_policy(each)), pretraining.seed, policy.calls)
+                for after, value in figures[name].items():
+                    log(f"kept tables, call {after}", value, number)
+                if sum(figures[name].values()) > sum(figures[best].values()):
+                    best, arrays = name, each.arrays()
+    header = PolicyHeader(
+        format=POLICY_FORMAT,
+        command=f"raysearch pretrain {name_or_path}",
+        data=pretraining.model_dump(mode="json", include={"seed", "distribution", "policy"}),
+        figures={
+            **{f"{name}, call {after}": value for name, by_call in figures.items() for after, value in by_call.items()},
+            "tables": float(len(learned)),
+            "kept tables": float(len(kept)),
+        },
+        chosen=best,
+    )
+    write_policy(folder / POLICY_FILE, header, arrays)
     return header
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 ShareOfAll = Annotated[float, Field(ge=0, le=1)]
 Mixer = Literal["grouped", "latent", "window", "linear", "sparse"]
+
+
+_LEAST_TABLES = 16
 
 
 class _Table(BaseModel):
@@ -61,6 +64,42 @@ class Network(_Table):
     jitter: Annotated[float, Field(ge=0, le=10)] = 0.3
 
 
+class PolicySettings(_Table):
+    """[policy]: the policy that chooses calls, what it is trained on and for how long.
+
+    Attributes:
+        tables: Workloads whose strategies it learns to search, one in eight of which is kept to judge it by; 0 trains
+            no policy.
+        efficiency_spread: As of the distribution, of their machines.
+        calls: Of a search.
+        searches: Of each table, whose states it imitates the best choice in.
+        width, depth: Of a token, and layers of attention.
+        steps, batch, learning_rate: Of the imitation.
+        iterations, calls_per_iteration, ppo_learning_rate, discount: Of PPO.
+    """
+
+    tables: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    efficiency_spread: Annotated[float, Field(ge=0, le=1)] = 0.3
+    calls: Annotated[int, Field(ge=2, le=128)] = 16
+    searches: Annotated[int, Field(ge=1, le=1000)] = 4
+    width: Annotated[int, Field(ge=8, le=1024, multiple_of=4)] = 64
+    depth: Annotated[int, Field(ge=1, le=16)] = 2
+    steps: Annotated[int, Field(ge=1)] = 800
+    batch: Annotated[int, Field(ge=1)] = 64
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 5e-4
+    iterations: Annotated[int, Field(ge=0)] = 8
+    calls_per_iteration: Annotated[int, Field(ge=2)] = 1024
+    ppo_learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-4
+    discount: Annotated[float, Field(ge=0, le=1)] = 0.9
+
+    @field_validator("tables")
+    @classmethod
+    def _enough(cls, tables: int) -> int:
+        if 0 < tables < _LEAST_TABLES:
+            raise ValueError(f"expected 0, or at least {_LEAST_TABLES}: one in eight is kept, not all can be solved")
+        return tables
+
+
 class PretrainingFile(_Table):
     """A whole file.
 
@@ -75,3 +114,4 @@ class PretrainingFile(_Table):
     strategies: Annotated[int, Field(ge=40, le=100_000)] = 360
     distribution: Distribution = Distribution()
     network: Network = Network()
+    policy: PolicySettings = PolicySettings()

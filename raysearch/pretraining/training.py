@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from raysearch.base.errors import InputError
-from raysearch.base.file_io import write_bytes
+from raysearch.pretraining.checkpoints import keep, restored
 from raysearch.pretraining.dataset import Rows, kept_out
 from raysearch.pretraining.pretraining_file import Network
 from raysearch.searchers.prior.gaussian_process import log_marginal
 from raysearch.searchers.prior.network import ResidualKernel
 from raysearch.searchers.prior.strategy_features import Reals
 from sim.arrays import Ints
-from sim.config.reading import parse_json
 
 OUTPUTS = 5
 """Corrections of the four `raysearch.pretraining.dataset.NETWORK_TARGETS`, and log odds that no limit is broken."""
@@ -70,7 +67,7 @@ def trained(
     means, scales = torch.from_numpy(mean), torch.from_numpy(scale)
     places = np.flatnonzero(learned)
     shared = torch.from_numpy(_shared_by_workload(rows))
-    begun = _restored(checkpoint, model, optimizer, schedule)
+    begun = restored(checkpoint, model, optimizer, schedule)
     for step in range(begun, network.steps):
         # The order is a function of the step, so that a run that goes on sees what one that never stopped would.
         rng = np.random.default_rng([seed, 1 << 22, step])
@@ -93,7 +90,7 @@ def trained(
         schedule.step()
         if (step + 1) % _SAVE_EVERY == 0 or step + 1 == network.steps:
             log("loss", float(loss.detach()), step + 1)
-            _keep(checkpoint, step + 1, model, optimizer)
+            keep(checkpoint, step + 1, model, optimizer)
             progress(step + 1, network.steps)
     arrays: dict[str, Reals] = {"mean": mean, "scale": scale}
     for number, layer in enumerate(linear):
@@ -113,57 +110,6 @@ def _shared_by_workload(rows: Rows) -> Ints:
 def _moments(inputs: Reals) -> tuple[Reals, Reals]:
     some = inputs[:: max(1, len(inputs) // 100_000)].astype(np.float32)
     return some.mean(0), some.std(0) + 0.02
-
-
-def _keep(path: Path, step: int, model: Any, optimizer: Any) -> None:
-    from safetensors.torch import save
-
-    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
-    about = {"step": str(step), "groups": json.dumps(optimizer.state_dict()["param_groups"])}
-    write_bytes(path, save({name: value.contiguous() for name, value in tensors.items()}, about))
-
-
-def _restored(path: Path, model: Any, optimizer: Any, schedule: Any) -> int:
-    """Puts a checkpoint back; returns the steps that it stands behind. Raises: InputError."""
-    import torch
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        return 0
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 no dictionary
-        model.load_state_dict(
-            {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-        )
-        state: dict[int, dict[str, torch.Tensor]] = collections.defaultdict(dict)
-        for name, value in tensors.items():
-            if name.startswith("optimizer."):
-                _, index, what = name.split(".")
-                state[int(index)][what] = value
-        groups, step = parse_json(about["groups"].encode()), int(about["step"])
-        if step < 0 or _kinds(groups) != _kinds(optimizer.state_dict()["param_groups"]):
-            raise ValueError("its settings are no optimiser's")
-        optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
-    except (SafetensorError, OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        said = " ".join(str(error).split())
-        raise InputError(
-            f"{path} is damaged, or of another network: {said:.200}; delete it, and the same command trains again"
-        ) from error
-    schedule.last_epoch = step
-    return schedule.last_epoch
-
-
-def _kinds(groups: Any) -> object:
-    """The kind of each of an optimiser's settings; JSON makes lists of tuples."""
-
-    def kind(value: object) -> type:
-        return list if isinstance(value, tuple) else type(value)
-
-    return [{name: kind(value) for name, value in each.items()} for each in groups]
 
 
 # --- what it misses -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`raysearch pretrain`: makes the prior of the searcher `prior`."""
+"""`raysearch pretrain`: makes the network and the policy of the searcher `prior`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def pretrain(
     processes: Annotated[int, Setting("Processes that evaluate workloads.", least=1, most=1024)] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the network that the searcher `prior` starts from, on random workloads solved by the simulator.
+    """Train what the searcher `prior` starts from, on random workloads solved by the simulator.
+
+    First a network that predicts what a strategy does. Then, if the file has a table [policy], the policy that chooses
+    the calls: from the true regret of candidates, and by PPO on whole searches.
 
     Ctrl-C loses only the last few seconds: the same command continues. The folder has a TensorBoard log.
 
@@ -32,14 +35,16 @@ def pretrain(
       raysearch search -w gpt_moe_1_2t_16k -s prior
     """
     from raysearch.base.progress import stepping
-    from raysearch.pretraining.pretrained import PRIOR_FILE
+    from raysearch.pretraining.pretrained import POLICY_FILE, PRIOR_FILE, pretrain_policy
     from raysearch.pretraining.pretrained import pretrain as make
     from sim.config.files import config_path
 
     print(f"pre-training by {config_path('pretraining', path)}, into {out}", file=sys.stderr)
     header = make(path, out, processes, stepping)
+    policy = pretrain_policy(path, out, processes, stepping)
     if as_json:
-        print_json({"file": str(out / PRIOR_FILE), "figures": header.figures})
+        beside = {"policy_file": str(out / POLICY_FILE), "policy_figures": policy.figures} if policy else {}
+        print_json({"file": str(out / PRIOR_FILE), "figures": header.figures, **beside})
         return
     found = header.figures
     print(f"{found['strategies']:,.0f} strategies of {found['workloads']:,.0f} workloads, one in twenty held out")
@@ -48,3 +53,9 @@ def pretrain(
         f"{found['p90_error_step']:.1%} (p90), of the memory {found['median_error_memory']:.1%}"
     )
     print(f"wrote {out / PRIOR_FILE}")
+    if policy:
+        print(f"f/f* on {policy.figures['kept tables']:.0f} held-out black boxes after so many calls:")
+        for name in ("expected improvement", policy.chosen):
+            curve = [(key, value) for key, value in policy.figures.items() if key.startswith(f"{name}, call ")]
+            print(f"  {name}: " + ", ".join(f"{key.rpartition(' ')[2]}: {value:.3f}" for key, value in curve))
+        print(f"wrote {out / POLICY_FILE}")

@@ -19,6 +19,7 @@ from raysearch.base.file_io import write_bytes
 from raysearch.searchers.prior.strategy_features import Features, Reals
 from sim.config.files import first_error_text
 from sim.config.reading import parse_object, read_bytes
+from sim.json_object import JsonFields
 
 SHIPPED_PRIOR = Path(__file__).with_name("prior.safetensors")
 """The prior that comes with the package."""
@@ -146,12 +147,15 @@ def write_prior(path: Path, header: PriorHeader, arrays: Mapping[str, Reals]) ->
     write_bytes(path, content)
 
 
-@lru_cache(maxsize=4)
-def read_prior(path: Path) -> Prior:
-    """A prior from its file.
+def read_arrays(path: Path, kind: str) -> tuple[JsonFields, dict[str, Reals]]:
+    """The header and the arrays of a file that `raysearch pretrain` wrote.
+
+    Args:
+        path: Of the file.
+        kind: What it is to be, for messages.
 
     Raises:
-        InputError: It cannot be read, or is none.
+        InputError: It cannot be read, or holds anything but sound numbers.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -160,22 +164,37 @@ def read_prior(path: Path) -> Prior:
         content = read_bytes(path, _LARGEST_BYTES)
         arrays = load(content)
         words = parse_object(content[8 : 8 + int.from_bytes(content[:8], "little")])  # [spec] of the format
-        header = PriorHeader.model_validate(parse_object(words["__metadata__"]["header"].encode()))
+        header = parse_object(words["__metadata__"]["header"].encode())
+        if not all(array.dtype == np.float32 and (abs(array) <= _LARGEST_WEIGHT).all() for array in arrays.values()):
+            raise ValueError(f"expected weights of 32 bits and at most {_LARGEST_WEIGHT:g}")
+    except OSError as error:
+        raise InputError(f"cannot read the {kind} {path}: {error.strerror or error}") from error
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is no {kind} that `raysearch pretrain` wrote: {error}") from error
+    return header, arrays
+
+
+@lru_cache(maxsize=4)
+def read_prior(path: Path) -> Prior:
+    """A prior from its file.
+
+    Raises:
+        InputError: It cannot be read, or is none.
+    """
+    words, arrays = read_arrays(path, "prior")
+    try:
+        header = PriorHeader.model_validate(words)
         layers = range(sum(name.startswith("weight") for name in arrays))
         weights, biases = ([arrays[f"{kind}{layer}"] for layer in layers] for kind in ("weight", "bias"))
         prior = Prior(header, arrays["mean"], arrays["scale"], weights, biases)
         if header.format != PRIOR_FORMAT:
             raise ValueError(f"expected {PRIOR_FORMAT!r}, got {header.format!r}")
-        if not all(array.dtype == np.float32 and (abs(array) <= _LARGEST_WEIGHT).all() for array in arrays.values()):
-            raise ValueError(f"expected weights of 32 bits and at most {_LARGEST_WEIGHT:g}")
         if not (prior.scale >= 1 / _LARGEST_WEIGHT).all():
             raise ValueError(f"expected scales of at least {1 / _LARGEST_WEIGHT:g}")
         prior.forward(np.zeros((1, len(prior.mean)), np.float32))[0, 4]
-    except OSError as error:
-        raise InputError(f"cannot read the prior {path}: {error.strerror or error}") from error
     except ValidationError as error:
         reason = first_error_text(error, PriorHeader)
         raise InputError(f"{path} is no prior that `raysearch pretrain` wrote: {reason}") from error
-    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no prior that `raysearch pretrain` wrote: {error}") from error
     return prior

@@ -196,6 +196,11 @@ class WorkloadFeatures:
             np.float32,
         )  # fmt: skip
 
+    @property
+    def constants(self) -> int:
+        """How many of the inputs, the last ones, all strategies share."""
+        return len(self._constants)
+
     def of(self, strategies: Strategies) -> Features:
         """The features of [n] strategies."""
         workload, model = self.workload, self.workload.model

@@ -1,0 +1,231 @@
+"""Trains the policy: first on the true regret of every candidate, then by PPO on whole searches, with RLlib."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save
+
+from raysearch.base.file_io import write_bytes
+from raysearch.pretraining.checkpoints import keep, restored
+from raysearch.pretraining.policy_module import PolicyModule, PolicyNetwork
+from raysearch.pretraining.pretraining_file import PretrainingFile
+from raysearch.pretraining.search_episodes import SearchEpisodes, Searches, TableSearch
+from raysearch.searchers.prior.policy import SHOWN, Policy, PolicyHeader
+from raysearch.searchers.prior.strategy_features import Reals
+
+_TEMPERATURE = 0.05
+"""[assumed] Regret that is as bad as a nat of entropy."""
+_LEAST_GAIN = 0.05
+"""[assumed] Added to the largest gain of a state, in whose units all are: so late states count, too, and hopeless ones
+do not."""
+_SAVE_EVERY = 200
+_JUDGED_AFTER = (1, 3, 5, 10, 15)
+Chooser = Callable[[TableSearch, np.random.Generator], int]
+TrainingProgress = Callable[[int, int], None]
+States = tuple[NDArray[np.float16], NDArray[np.float16]]
+"""Observations `[n, size]` and what their candidates would gain `[n, SHOWN]`."""
+
+
+def by_improvement(search: TableSearch, rng: np.random.Generator) -> int:
+    """The candidate with the largest expected improvement."""
+    return int(np.argmax(search.improvement))
+
+
+def by_chance(search: TableSearch, rng: np.random.Generator) -> int:
+    """Half of the time that, else any of the dozen that come next, or any at all: so that many states are seen."""
+    kind, count = rng.random(), len(search.rows)
+    if kind < 0.5:
+        return by_improvement(search, rng)
+    few = np.argsort(-search.improvement, kind="stable")[: 12 if kind < 0.8 else count]
+    return int(rng.choice(few))
+
+
+def by_policy(policy: Policy) -> Chooser:
+    """What a policy prefers."""
+    return lambda search, rng: int(np.argmax(policy.preferences(search.tokens)))
+
+
+def judged(searches: Searches, choose: Chooser, seed: int, calls: int) -> dict[int, float]:
+    """Mean f/f* over the tables after so many calls, without noise."""
+    curves: list[list[float]] = []
+    for number in range(len(searches.tables)):
+        rng = np.random.default_rng([seed, 1 << 26, number])
+        search = searches.begin(number, rng, noise=0.0)
+        curves.append([])
+        for _ in range(calls):
+            search.call(choose(search, rng))
+            curves[-1].append(search.best)
+    means = np.mean(curves, axis=0)
+    return {after: float(means[after - 1]) for after in _JUDGED_AFTER if after <= calls}
+
+
+def states(searches: Searches, pretraining: PretrainingFile, progress: TrainingProgress) -> States:
+    """Observations `[n, size]` of searches of the tables, and the true gains of their candidates `[n, SHOWN]`."""
+    policy, layout = pretraining.policy, searches.layout
+    count = len(searches.tables) * policy.searches * policy.calls
+    seen, gains = np.zeros((count, layout.size), np.float16), np.zeros((count, SHOWN), np.float16)
+    row = 0
+    for number in range(len(searches.tables)):
+        for turn in range(policy.searches):
+            rng = np.random.default_rng([pretraining.seed, 1 << 25, number, turn])
+            search = searches.begin(number, rng)
+            for _ in range(policy.calls):
+                seen[row], gains[row, : len(search.rows)] = layout.packed(search.tokens), search.gains
+                row += 1
+                search.call(by_chance(search, rng))
+        progress(number + 1, len(searches.tables))
+    return seen, gains
+
+
+def imitated(
+    network: PolicyNetwork,
+    shown_states: Callable[[], States],
+    pretraining: PretrainingFile,
+    checkpoint: Path,
+    progress: TrainingProgress,
+    log: Callable[..., None],
+) -> None:
+    """Trains a network in place to choose what truly gains most: its expected gain is known, and so is its gradient.
+
+    Args:
+        network: To train, or to go on with from a checkpoint.
+        shown_states: Gives the states that it learns from; not asked where all steps were taken before.
+        pretraining: The configuration.
+        checkpoint: Where the state is kept every few hundred steps, as arrays alone.
+        progress: Called with (steps done, steps).
+        log: Called with (name, value, step).
+    """
+    policy = pretraining.policy
+    optimizer = torch.optim.AdamW(network.parameters(), policy.learning_rate, weight_decay=1e-2, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, policy.learning_rate, policy.steps, pct_start=0.1)
+    begun = restored(checkpoint, network, optimizer, schedule)
+    if begun >= policy.steps:
+        return
+    seen, gains = shown_states()
+    constants = network.layout.constants
+    for step in range(begun, policy.steps):
+        rng = np.random.default_rng([pretraining.seed, 1 << 27, step])  # a function of the step, as the network's
+        picked = rng.integers(len(seen), size=min(policy.batch, len(seen)))
+        each, gain = torch.from_numpy(seen[picked]).float(), torch.from_numpy(gains[picked]).float()
+        # Else what a workload is made of becomes its name, and its best strategy is learned by heart.
+        blur = rng.standard_normal((len(each), constants), np.float32)
+        each[:, :constants] += pretraining.network.jitter * torch.from_numpy(blur)
+        logits, _ = network(each)
+        chances = torch.softmax(logits, 1)
+        worth = gain / (gain.max(1, keepdim=True).values + _LEAST_GAIN)
+        entropy = -(chances * torch.log(chances.clamp_min(1e-9))).sum(1)
+        gained = (chances * worth).sum(1)
+        loss = -(gained + _TEMPERATURE * entropy).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if (step + 1) % _SAVE_EVERY == 0 or step + 1 == policy.steps:
+            log("imitation", float(gained.mean().detach()), step + 1)
+            keep(checkpoint, step + 1, network, optimizer)
+            progress(step + 1, policy.steps)
+
+
+def reinforced(
+    network: PolicyNetwork,
+    pretraining: PretrainingFile,
+    paths: Sequence[Path],
+    prior: Path,
+    folder: Path,
+    processes: int,
+    progress: TrainingProgress,
+    log: Callable[..., None],
+) -> Iterable[PolicyNetwork]:
+    """Trains a network in place by PPO on whole searches; yields it after every iteration.
+
+    A run that was stopped goes on after its last iteration, with the optimiser's moments anew.
+
+    Args:
+        network: As it was imitated.
+        pretraining: The configuration.
+        paths: Of the tables.
+        prior: File of the network that the searches begin with.
+        folder: For the weights after each iteration.
+        processes: RLlib's env runners; one searches in this process.
+        progress: Called with (iterations done, iterations).
+        log: Called with (name, value, iteration).
+    """
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core import DEFAULT_MODULE_ID
+    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+    logging.getLogger("ray.rllib").setLevel(logging.ERROR)  # it tells everybody that its API is new
+
+    policy = pretraining.policy
+    done = max((n + 1 for n in range(policy.iterations) if _weights(folder, n + 1).is_file()), default=0)
+    if not done:
+        _write_weights(_weights(folder, 0), network)
+    for number in range(1, done + 1):
+        network.load_state_dict(load_file(_weights(folder, number)))
+        yield network
+    if done == policy.iterations:
+        return
+    words = json.loads(pretraining.model_dump_json())
+    given = {"pretraining": words, "prior": str(prior), "tables": [str(path) for path in paths]}
+    layout = list(network.layout)
+    shape = {"layout": layout, "width": policy.width, "depth": policy.depth, "weights": str(_weights(folder, done))}
+    config = (
+        PPOConfig()
+        .environment(SearchEpisodes, env_config=given)
+        .env_runners(num_env_runners=processes if processes > 1 else 0, batch_mode="complete_episodes")
+        .learners(num_learners=0, num_gpus_per_learner=int(torch.cuda.is_available()))
+        .rl_module(rl_module_spec=RLModuleSpec(module_class=PolicyModule, model_config=shape))
+        .training(
+            lr=policy.ppo_learning_rate,
+            gamma=policy.discount,
+            lambda_=0.95,
+            clip_param=0.2,
+            use_kl_loss=False,
+            entropy_coeff=0.003,
+            vf_loss_coeff=0.5,
+            vf_clip_param=float("inf"),
+            grad_clip=1.0,
+            train_batch_size_per_learner=policy.calls_per_iteration,
+            minibatch_size=min(128, policy.calls_per_iteration),
+            num_epochs=3,
+        )
+        .debugging(seed=pretraining.seed + done)
+    )
+    algorithm = config.build_algo()
+    try:
+        for number in range(done + 1, policy.iterations + 1):
+            result = algorithm.train()
+            log("return", float(result["env_runners"]["episode_return_mean"]), number)
+            trained: Any = algorithm.get_module(DEFAULT_MODULE_ID)
+            group: Any = algorithm.learner_group
+            learned = group.get_weights([DEFAULT_MODULE_ID])[DEFAULT_MODULE_ID]
+            trained.set_state(learned)
+            network.load_state_dict(trained.network.state_dict())
+            _write_weights(_weights(folder, number), network)
+            progress(number, policy.iterations)
+            yield network
+    finally:
+        algorithm.stop()
+
+
+def _weights(folder: Path, iteration: int) -> Path:
+    return folder / f"policy-{iteration:04d}.safetensors"
+
+
+def _write_weights(path: Path, network: PolicyNetwork) -> None:
+    write_bytes(path, save({name: tensor.contiguous() for name, tensor in network.state_dict().items()}))
+
+
+def as_policy(network: PolicyNetwork) -> Policy:
+    """The network as a search has it."""
+    arrays: dict[str, Reals] = network.arrays()
+    return Policy(PolicyHeader(format="", command="", data={}, figures={}, chosen=""), arrays)

@@ -1,0 +1,258 @@
+"""What is believed of a black box: what a trained network expects of a strategy, corrected by every answer so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+import numpy as np
+from scipy.special import expit, ndtr, ndtri
+
+from envs.saved_state import SavedState
+from envs.space import Action, StrategySpace
+from raysearch.searchers.prior.gaussian_process import ResidualProcess, Scales
+from raysearch.searchers.prior.network import NetworkPrediction, Prior
+from raysearch.searchers.prior.strategy_features import Features, Reals, WorkloadFeatures
+from sim.arrays import Ints
+from sim.serving.phases import phase_of
+
+_SEEN_AT_ONCE = 200
+"""[assumed] Answers that decide together; more would take longer than they tell."""
+_QUANTILES: Reals = ndtri((np.arange(16) + 0.5) / 16)
+"""Of the standard normal distribution, equally likely: expectations are means over them."""
+_NEAR_LIMIT = 0.15
+"""[assumed] Nats below a limit from which on keeping it tells something."""
+_MOST_EXCESS, _MISSED, _KEPT_BY = 3.0, 1e-3, 0.02
+"""[assumed] Nats beyond which an excess is as bad as any, from which on a limit counts as missed, and by which it is
+kept at least."""
+_NOISY = 0.01
+"""[assumed] Standard deviation of the log of an answer from which on the best answer is luck, too."""
+
+
+class Answer(NamedTuple):
+    """Of a call: `Outcome.raw`, `Outcome.excess` and `Outcome.simulated`."""
+
+    raw: float
+    excess: float
+    simulated: float
+
+
+class Posterior(NamedTuple):
+    """What is believed of [n] strategies, answers and all.
+
+    Attributes:
+        log_tokens: Of tokens/s/GPU, its mean.
+        time_sd: Standard deviation of the log of a step's time.
+        late: Log of the nearer latency over its limit, its mean.
+        memory, memory_sd: Of the log of needed over allowed bytes.
+        in_time, kept: Probabilities that latencies and that the other limits are kept.
+        improvement: Expected, on the best so far, tokens/s/GPU; where nothing can be gained, far less, by how near.
+    """
+
+    log_tokens: Reals
+    time_sd: Reals
+    late: Reals
+    memory: Reals
+    memory_sd: Reals
+    in_time: Reals
+    kept: Reals
+    improvement: Reals
+
+    def at(self, rows: Ints) -> Posterior:
+        """That of some of them."""
+        return Posterior(*(each[rows] for each in self))
+
+
+class _Expected(NamedTuple):
+    """Of strategies that were called: `Features.log_tokens`, and a `NetworkPrediction`."""
+
+    log_tokens: Reals
+    log_step_s: Reals
+    log_tpot_s: Reals
+    log_ttft_s: Reals
+    log_memory: Reals
+    kept: Reals
+
+
+@final
+class BlackBoxBelief:
+    """What a network expects on a workload, and two Gaussian processes of what it misses, of time and of memory.
+
+    Args:
+        prior: The network.
+        space: Whose strategies are called.
+        adapt: Whether answers correct it.
+
+    Attributes:
+        actions: That were called.
+        answers: What came of them.
+        inputs: Of the network, of those.
+
+    Raises:
+        InputError: The workload has ops or choices that no prior knows.
+    """
+
+    def __init__(self, prior: Prior, space: StrategySpace, *, adapt: bool = True) -> None:
+        self.prior, self._space, self._adapt = prior, space, adapt
+        self._features = WorkloadFeatures(space.workload)
+        self._phase = phase_of(space.workload)
+        self._log_tpot_limit = math.log(min(space.workload.tpot_limit_s, 1e6))
+        self._log_ttft_limit = math.log(min(space.workload.ttft_limit_s, 1e6))
+        self._time = ResidualProcess(prior.header.time)
+        self._limits = ResidualProcess(prior.header.limits)
+        self.actions: list[Action] = []
+        self.answers: list[Answer] = []
+        self.inputs: list[Reals] = []
+        self._foreseen: list[tuple[float, ...]] = []  # see `_Expected`
+
+    @property
+    def input_size(self) -> int:
+        """Numbers that say what a strategy is."""
+        return self._features.of(self._space.strategies(np.zeros((1, len(self._space.sizes)), np.int64))).inputs.shape[
+            1
+        ]
+
+    @property
+    def constants(self) -> int:
+        """How many of them, the last ones, all strategies of the workload share."""
+        return self._features.constants
+
+    # --- what is expected ----------------------------------------------------------------------
+
+    def described(self, actions: Action) -> tuple[Features, NetworkPrediction]:
+        """Features of actions `[n, A]`, and what the network expects of them."""
+        features = self._features.of(self._space.strategies(actions))
+        said = self.prior.predict(features)
+        if not self._phase.prefills:  # a step is what a token takes
+            said = said._replace(log_tpot_s=said.log_step_s - math.log(self._space.workload.tokens_per_step))
+        nothing = np.full(len(actions), -50.0)
+        if not self._phase.decodes:
+            said = said._replace(log_tpot_s=nothing)
+        if not self._phase.prefills:
+            said = said._replace(log_ttft_s=nothing)
+        return features, said
+
+    def posterior(self, features: Features, said: NetworkPrediction, doubt: float = 1.0) -> Posterior:
+        """What is believed of strategies `[n]` as of the last `learn`; errors are taken for `doubt` times as wide."""
+        best = self.best
+        nearer = np.maximum(said.log_tpot_s - self._log_tpot_limit, said.log_ttft_s - self._log_ttft_limit)
+        gain, tokens_mean, kept, mean, square, timely, above, above_square = np.zeros((8, len(said.kept)))
+        for weight, error, error_sd in self._time.under_each(features.inputs):
+            errors = error[:, None] + doubt * error_sd[:, None] * _QUANTILES
+            tokens = np.exp(features.log_tokens[:, None] - said.log_step_s[:, None] - errors)
+            in_time = nearer[:, None] + errors <= 0
+            gain += weight * (np.maximum(tokens - best, 0) * in_time).mean(1)
+            tokens_mean += weight * tokens.mean(1)
+            timely += weight * in_time.mean(1)
+            mean += weight * error
+            square += weight * (error**2 + error_sd**2)
+        for weight, excess, excess_sd in self._limits.under_each(features.inputs):
+            kept += weight * ndtr(-(said.log_memory + excess) / excess_sd) * expit(said.kept)
+            above += weight * excess
+            above_square += weight * (excess**2 + excess_sd**2)
+        gain *= kept
+        # Where nothing can be gained, what comes nearest to it.
+        late = np.maximum(said.log_tpot_s - self._log_tpot_limit, 0) + np.maximum(
+            said.log_ttft_s - self._log_ttft_limit, 0
+        )
+        return Posterior(
+            features.log_tokens - said.log_step_s - mean,
+            np.sqrt(np.maximum(square - mean**2, 0)),
+            nearer + mean,
+            said.log_memory + above,
+            np.sqrt(np.maximum(above_square - above**2, 0)),
+            timely,
+            kept,
+            gain + 1e-9 * tokens_mean * kept * np.exp(-5 * late),
+        )
+
+    @property
+    def best(self) -> float:
+        """Tokens/s/GPU of the best so far; where answers are noisy, of what they are about."""
+        raw, _, _ = np.array(self.answers).reshape(-1, 3).T
+        if not raw.any() or self._time.scales.noise < _NOISY or not self._adapt:
+            return float(raw.max(initial=0.0))
+        said, feasible = self._expected(), raw > 0
+        error, _ = self._time.expected(np.array(self.inputs)[feasible])
+        return float(np.exp(said.log_tokens[feasible] - said.log_step_s[feasible] - error).max())
+
+    # --- what answers tell ---------------------------------------------------------------------
+
+    def _expected(self) -> _Expected:
+        """What was expected of the strategies that were called, `[n]` each."""
+        return _Expected(*np.array(self._foreseen).reshape(-1, len(_Expected._fields)).T)
+
+    def learn(self, pending: Sequence[Action] = ()) -> None:
+        """Takes all answers so far into the residuals, and of calls in flight what is expected of them."""
+        if not self._adapt or not self.actions:
+            return
+        rows = self._deciding()
+        inputs = np.array(self.inputs)[rows]
+        said = _Expected(*(each[rows] for each in self._expected()))
+        raw, excess, simulated = np.array(self.answers)[rows].T
+        answered = simulated > 0
+        error = np.where(answered, said.log_tokens - np.log(np.where(answered, simulated, 1.0)) - said.log_step_s, 0.0)
+        late = np.maximum(said.log_tpot_s + error - self._log_tpot_limit, 0)
+        late += np.maximum(said.log_ttft_s + error - self._log_ttft_limit, 0)
+        rest = excess - late
+        missed = (raw <= 0) & (rest > _MISSED) & ((said.kept > 0) | ~answered)
+        near = (raw > 0) & (said.log_memory > -_NEAR_LIMIT)
+        above = (
+            np.where(missed, np.minimum(rest, _MOST_EXCESS), np.minimum(-_KEPT_BY, said.log_memory)) - said.log_memory
+        )
+        if answered.any():
+            self._time.learn(inputs[answered], error[answered])
+        if (missed | near).any():
+            self._limits.learn(inputs[missed | near], above[missed | near])
+        if pending and answered.any():
+            self._time.believe(self.described(np.array(pending))[0].inputs)
+
+    def _deciding(self) -> Ints:
+        """Answers that decide: all, or the best of them and the latest."""
+        count = len(self.actions)
+        if count <= _SEEN_AT_ONCE:
+            return np.arange(count)
+        merit = [raw if raw > 0 else -excess for raw, excess, _ in self.answers]
+        best = np.argsort(merit, kind="stable")[-_SEEN_AT_ONCE * 3 // 4 :]
+        return np.union1d(best, np.arange(count - _SEEN_AT_ONCE // 4, count))
+
+    def note(self, action: Action, answer: Answer) -> None:
+        """Keeps what came of a call; `learn` takes it in."""
+        features, said = self.described(action[None])
+        self.actions.append(action)
+        self.answers.append(answer)
+        self.inputs.append(features.inputs[0])
+        self._foreseen.append((float(features.log_tokens[0]), *(float(each[0]) for each in said)))
+
+    def residuals(self) -> Reals:
+        """Log of answered over expected time of a step `[calls]` by the network alone, 0 where nothing was answered."""
+        said, simulated = self._expected(), np.array([answer.simulated for answer in self.answers])
+        answered = np.log(np.where(simulated > 0, simulated, 1.0))
+        return np.where(simulated > 0, said.log_tokens - said.log_step_s - answered, 0.0)
+
+    @property
+    def scales(self) -> Scales:
+        """How far the black box is from what was expected, by the likeliest hypothesis."""
+        return self._time.scales
+
+    def get_state(self) -> SavedState:
+        """All answers, and the hypotheses."""
+        return {
+            "told": np.array(self.actions, np.int64).reshape(-1, len(self._space.sizes)),
+            "outcomes": np.array(self.answers, np.float64).reshape(-1, 3),
+            "scales": [
+                [[[weight, *scales] for weight, scales in each.weighed], each.fitted]
+                for each in (self._time, self._limits)
+            ],
+        }
+
+    def set_state(self, state: SavedState) -> None:
+        """Goes on with those answers."""
+        self.actions, self.answers, self.inputs, self._foreseen = [], [], [], []
+        for action, answer in zip(state["told"], state["outcomes"].tolist(), strict=True):
+            raw, excess, simulated = answer
+            self.note(action.copy(), Answer(raw, excess, simulated))
+        for residuals, (weighed, fitted) in zip((self._time, self._limits), state["scales"], strict=True):
+            residuals.weighed = [(weight, Scales(*scales)) for weight, *scales in weighed]
+            residuals.fitted = fitted

@@ -1,0 +1,94 @@
+"""Candidates of a search with what a belief expects of them, so that each goes through the network once."""
+
+from __future__ import annotations
+
+from typing import Self, final
+
+import numpy as np
+
+from envs.space import Action, StrategySpace
+from raysearch.searchers.prior.black_box_belief import BlackBoxBelief, Posterior
+from raysearch.searchers.prior.candidate_strategies import CandidateStrategies
+from raysearch.searchers.prior.network import NetworkPrediction
+from raysearch.searchers.prior.strategy_features import Features, Reals
+from sim.arrays import Ints
+
+_SPREAD, _WIDENED, _KEPT, _ROUNDS = 6000, 150, 800, 5
+"""Of the strategies looked at before the first call: over degrees, then with other dims, those kept, and rounds of
+mutation. [assumed] together half a second."""
+
+
+@final
+class CandidatePool:
+    """Actions `[C, A]`, and what is expected of them.
+
+    Args:
+        belief: Who expects.
+        actions: `[C, A]`.
+    """
+
+    def __init__(self, belief: BlackBoxBelief, actions: Action) -> None:
+        self._belief, self.actions = belief, actions
+        if len(actions):
+            self.features, self.said = belief.described(actions)
+
+    @property
+    def expected(self) -> Reals:
+        """What the network says, `[fields of NetworkPrediction, C]`."""
+        return np.stack(self.said) if len(self.actions) else np.zeros((len(NetworkPrediction._fields), 0))
+
+    def as_it_was(self, expected: Reals) -> Self:
+        """With what the network said then: of other batches the last bits may differ."""
+        if len(self.actions):
+            self.said = NetworkPrediction(*np.array(expected, np.float64))
+        return self
+
+    def of(self, belief: BlackBoxBelief) -> CandidatePool:
+        """The same in another belief that begins with the same network."""
+        found = CandidatePool(belief, self.actions[:0])
+        found.actions, found.features, found.said = self.actions, self.features, self.said
+        return found
+
+    def posterior(self, doubt: float = 1.0) -> Posterior:
+        """What is believed of them as of the last `BlackBoxBelief.learn`."""
+        return self._belief.posterior(self.features, self.said, doubt)
+
+    def at(self, rows: Ints) -> CandidatePool:
+        """Some of them."""
+        found = CandidatePool(self._belief, self.actions[:0])
+        found.actions, found.features = self.actions[rows], self.features.at(rows)
+        found.said = NetworkPrediction(*(each[rows] for each in self.said))
+        return found
+
+    def best(self, count: int) -> CandidatePool:
+        """Those with the largest expected improvement, the best first."""
+        return self.at(np.argsort(-self.posterior().improvement, kind="stable")[:count])
+
+    def grown(self, more: Action, space: StrategySpace) -> CandidatePool:
+        """With further actions, each that stands for the same once."""
+        if not len(more):
+            return self
+        more = space.folded(more)
+        known = {row.tobytes() for row in self.actions}
+        rows = [row for row, action in enumerate(more) if (key := action.tobytes()) not in known and not known.add(key)]
+        if not rows:
+            return self
+        new = CandidatePool(self._belief, more[rows])
+        if not len(self.actions):
+            return new
+        new.features = Features.joined([self.features, new.features])
+        new.said = NetworkPrediction(*(np.concatenate(pair) for pair in zip(self.said, new.said, strict=True)))
+        new.actions = np.concatenate([self.actions, new.actions])
+        return new
+
+
+def first_pool(
+    belief: BlackBoxBelief, space: StrategySpace, candidates: CandidateStrategies, rng: np.random.Generator
+) -> CandidatePool:
+    """What a search looks at before its first call: all degrees, dims that were good elsewhere, and mutations."""
+    drawn = candidates.spread(_SPREAD, rng)
+    pool = CandidatePool(belief, drawn[:0]).grown(drawn, space).best(_WIDENED)
+    pool = pool.grown(candidates.with_dims(pool.actions), space).best(_KEPT)
+    for _ in range(_ROUNDS):
+        pool = pool.grown(candidates.mutated(pool.actions[:60], 400, rng), space).best(_KEPT)
+    return pool
