@@ -346,7 +346,7 @@ def place(
 @typed
 def search(
     question: Question,
-    searcher: str,
+    searcher: str = "prior",
     *,
     seed: int = 0,
     budget: int | None = None,
@@ -370,7 +370,7 @@ def search(
         question: What is searched.
         searcher: Name of a searcher, or your own "module:Class".
         seed: Equal seeds give equal calls, bit for bit; with workers, if answers arrive in the same order.
-        budget: Strategies to evaluate; 4000, or a heuristic's whole sweep.
+        budget: Strategies to evaluate; 4000, 300 of `prior`, or a heuristic's whole sweep.
         simulator: "module:function" of another black box; None is the built-in one.
         workers: Worker processes; by default as many as the time of a call justifies.
         timeout_s: Timeout of a simulator's call in a worker.

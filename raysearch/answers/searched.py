@@ -33,7 +33,7 @@ from raysearch.runs.records import (
     run_name,
 )
 from raysearch.runs.run import SearchRun, finished_summary
-from raysearch.searchers.registry import START, check_options, run_budget
+from raysearch.searchers.registry import START, check_options, run_budget, searcher_class
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
 from sim.config.question import Question
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _CALLS_BETWEEN_UPDATES = 20
-_DEFAULT_BUDGET = 4000
-"""[published] "Learning to Shard", section 4."""
 
 RunBar = Callable[[str, int], AbstractContextManager[Callable[[JsonFields], None]]]
 """Shows how far a run is: of its name and budget, called with its metrics."""
@@ -109,7 +107,7 @@ class SearchResult(Result):
         check_options(searcher, {})
         space = searched_space(workload, simulator, searcher)  # refused before anything is computed
         if budget is None:
-            budget = run_budget(searcher, space, _DEFAULT_BUDGET)
+            budget = run_budget(searcher, space, searcher_class(searcher).usual_budget)
         options: JsonObject = {START: start_strategies(start, question, space)} if start else {}
         folder = results_folder(out, run_name(workload.name, searcher, seed))
         with claimed(folder, resume=resume):

@@ -138,6 +138,8 @@ class Searcher(abc.ABC):
 
     name: ClassVar[str]
     Options: ClassVar[type[BaseModel]] = NoOptions
+    usual_budget: ClassVar[int] = 4000
+    """Calls of a search that is given no budget. [published] "Learning to Shard", section 4."""
 
     def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: Any) -> None:
         self.space = space

@@ -130,7 +130,7 @@ BudgetOption = Annotated[
         "-b",
         min=1,
         help="Strategies to evaluate, or to measure.",
-        show_default="search: 4000, or a heuristic's whole sweep; tune-live: 50",
+        show_default="search: 4000, 300 of prior, or a heuristic's whole sweep; tune-live: 50",
     ),
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue what is unfinished in --out.")]

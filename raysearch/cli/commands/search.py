@@ -39,7 +39,7 @@ def search_workload(
     question: Question,
     searcher: Annotated[
         str, typer.Option("--searcher", "-s", help="Name (see `raysearch list`), or module:Class of your own.")
-    ],
+    ] = "prior",
     seed: SeedOption = 0,
     budget: BudgetOption = None,
     simulator: SimulatorOption = None,
@@ -63,6 +63,7 @@ def search_workload(
 
     \b
     Examples:
+      raysearch search -w gpt_moe_1_2t_16k
       raysearch search -w gpt_moe_1_2t_16k -s annealing
       raysearch search -w gpt_moe_1_2t_16k -s ppo_paper --seed 1 --budget 4000 --out results/ppo --json
       raysearch search -w gpt_moe_1_2t_1m -s annealing --space extended

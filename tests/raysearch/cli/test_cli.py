@@ -76,7 +76,7 @@ def test_a_damaged_search_has_a_status_of_1(raysearch: Command, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("command", "default"),
-    [("search", "4000, or a heuristic's whole sweep"), ("study", "$RAY_ADDRESS, else a local Ray")],
+    [("search", "4000, 300 of prior, or a heuristic's whole sweep"), ("study", "$RAY_ADDRESS, else a local Ray")],
 )
 def test_help_says_what_holds_without_an_option(raysearch: Command, command: str, default: str) -> None:
     assert default in " ".join(raysearch(command, "--help").stdout.replace("│", " ").split())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -215,6 +217,19 @@ def test_after_the_calls_of_the_policy_expected_improvement_decides(monkeypatch:
     for _ in range(POLICY_CALLS + 2):
         searched.advance(searcher)
     assert asked == list(range(POLICY_CALLS))
+
+
+BY_DEFAULT = """
+import sys, raysearch as rs
+found = rs.search(rs.question(workload="qwen3_235b_a22b_16k"), budget=3, out=sys.argv[1])
+print(found.summary["searcher"], found.summary["calls"], sorted({"torch", "ray"} & sys.modules.keys()))
+"""
+
+
+def test_a_search_is_by_the_prior_and_needs_neither_torch_nor_ray(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", BY_DEFAULT, str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "prior 3 []\n", done.stderr
 
 
 @contextmanager
