@@ -60,9 +60,9 @@ class PolicyNetwork(nn.Module):
         return logits.masked_fill(there == 0, _NEVER), self.value(found[:, 0])[:, 0]
 
     def arrays(self) -> dict[str, Reals]:
-        """What a search needs of it."""
+        """What a search needs of it, as it is now: training changes tensors in place."""
         return {
-            name: tensor.detach().cpu().numpy()
+            name: tensor.detach().cpu().numpy().copy()
             for name, tensor in self.state_dict().items()
             if not name.startswith("value.")
         }

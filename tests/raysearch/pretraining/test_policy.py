@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,14 @@ from raysearch.pretraining.array_files import make_files
 from raysearch.pretraining.pretrained import POLICY_FILE, PRIOR_FILE, pretrain_policy
 from raysearch.pretraining.pretraining_file import PolicySettings, PretrainingFile
 from raysearch.pretraining.search_episodes import Searches, TokenLayout
-from raysearch.pretraining.search_tables import SearchTable, made_table, read_tables, table_files, table_workload
+from raysearch.pretraining.search_tables import (
+    SearchTable,
+    kept_tables,
+    made_table,
+    read_tables,
+    table_files,
+    table_workload,
+)
 from raysearch.searchers.prior.network import SHIPPED_PRIOR
 from raysearch.searchers.prior.policy import (
     OF_CALL,
@@ -128,6 +136,18 @@ def test_the_order_of_candidates_and_of_calls_makes_no_difference() -> None:
         policy.preferences(PolicyTokens(workload, calls[::-1], candidates[order])), whole[order], atol=1e-5
     )
     assert np.abs(policy.preferences(PolicyTokens(workload, calls[:2], candidates)) - whole).max() > 1e-4
+
+
+def test_weights_that_were_taken_do_not_change_with_further_training() -> None:
+    torch = pytest.importorskip("torch")
+    from raysearch.pretraining.policy_module import PolicyNetwork
+
+    network = PolicyNetwork(TokenLayout(constants=5, own=7, calls=6), 8, 1)
+    taken = network.arrays()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 1
+    assert all((array != taken[name]).all() for name, array in network.arrays().items())
 
 
 def test_imitation_learns_to_choose_what_truly_gains(tmp_path: Path) -> None:
@@ -262,6 +282,8 @@ def test_rllib_trains_a_policy_that_a_search_can_use_and_goes_on_with_it(
     from ray.rllib.core.learner.learner import Learner
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
+    from raysearch.pretraining.policy_training import by_policy, judged
+
     counted = {"training_step": 0, "update": 0, "sample": 0}
     for owner, name in ((PPO, "training_step"), (Learner, "update"), (SingleAgentEnvRunner, "sample")):
         inner = getattr(owner, name)
@@ -277,6 +299,12 @@ def test_rllib_trains_a_policy_that_a_search_can_use_and_goes_on_with_it(
     assert header is not None
     assert all(counted.values()), counted
     assert 0 < header.figures["reinforced 2, call 3"] <= 1
+    asked = PretrainingFile.model_validate(tomllib.loads(CONFIG))
+    tables = read_tables([tmp_path / "tables-00000.npz"], asked)
+    kept = [table for table, is_kept in zip(tables, kept_tables(tables), strict=True) if is_kept]
+    written = by_policy(read_policy(tmp_path / POLICY_FILE))
+    found = judged(Searches(asked, SHIPPED_PRIOR, kept), written, asked.seed, 3)
+    assert found == pytest.approx({n: header.figures[f"{header.chosen}, call {n}"] for n in (1, 3)})
     made = dict(counted)
     assert pretrain_policy(str(tmp_path / "small.toml"), tmp_path, 1, no_bar) == header
     assert counted == made  # nothing was left to do
