@@ -42,7 +42,7 @@ from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-POINTS = (1, 3, 5, 10, 15, 30, 100, 300, 1000)
+POINTS = (1, 3, 5, 10, 15, 20, 30, 100, 300, 1000)
 SHIPPED = ("gpt_moe_1_2t_16k", "gpt_moe_1_2t_32k", "gpt_moe_1_2t_64k", "gpt_moe_1_6t_16k", "gpt_moe_1_6t_32k")
 SHIPPED = (*SHIPPED, "gpt_moe_1_6t_64k")
 UNSEEN = (
