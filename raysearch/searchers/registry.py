@@ -251,7 +251,7 @@ register(
 )
 register(
     "prior",
-    "a network trained on other workloads, corrected by every answer: expected improvement",
+    "a network and a policy trained on other workloads, corrected by every answer",
     "raysearch.searchers.prior.prior_searcher:PriorSearcher",
 )
 register(
