@@ -53,7 +53,13 @@ def main() -> None:
     print("| model, engine, tokens in and out | layout | always busy | evaluate | replay |\n|---|---|---|---|---|")
     for case, tp, pp in [(each, *degrees) for each in CASES for degrees in each.layouts]:
         question = rs.question(
-            model=case.model, hardware=case.hardware, engine=case.engine, isl=case.isl, osl=case.osl, gpus=16
+            model=case.model,
+            hardware=case.hardware,
+            engine=case.engine,
+            isl=case.isl,
+            osl=case.osl,
+            gpus=16,
+            kv_cache="fp8",
         )
         found = rs.evaluate(question, batch=case.in_flight // pp, tp=tp, pp=pp)
         busy, played = always_busy(found.workload, found.strategy), replayed(found.workload, found.strategy, case)

@@ -60,6 +60,7 @@ def rows(path: Path) -> Iterator[Row]:
                 osl=entry["osl"],
                 engine=entry["engine"],
                 weights=entry["weights"],
+                kv_cache="fp8",
                 gpus=gpus,
                 batches="powers_of_two",
                 prompt_wait_steps=entry.get("prompt_wait_steps", 0),

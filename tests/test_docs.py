@@ -24,7 +24,7 @@ TEXTS = [*WRITTEN, *(CHECKOUT / name for name in ("README.md", "CHANGELOG.md", "
 SOURCES = (".py", ".toml")
 DRAWN = {
     "layer": "-w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron-sp --set against=megatron",
-    "recommended_layer": "--model qwen3_235b_a22b --isl 8000 --osl 1000 --layout tep4 --batch 36",
+    "recommended_layer": "--model qwen3_235b_a22b --isl 8000 --osl 1000 --layout tep4 --batch 33",
 }
 
 

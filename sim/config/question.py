@@ -144,7 +144,7 @@ class Question:
         About(
             "Format of the weights: bf16, fp8, fp8_block, mxfp4, nvfp4 or int4; any compares the published ones.",
             "deployment",
-            "as published: the checkpoint's, else its fp8, or bf16 where the experts are 4-bit",
+            "as published: the checkpoint's, its maker's fp8 if there is one, else bf16",
             "precisions.weights",
         ),
     ] = None
@@ -153,7 +153,7 @@ class Question:
         About(
             "Format of the KV cache: bf16 or fp8.",
             "deployment",
-            "the checkpoint's, else fp8 if the engine supports it",
+            "the checkpoint's, else bf16, as the engines' own",
             "precisions.kv_cache",
         ),
     ] = None
@@ -584,7 +584,7 @@ def _workload_of_options(asked: Question, origin: Origin) -> Workload:
     file, imported = read_model(model_path, asked.family), imported_model(model_path, asked.family)
     model, gpus = file.to_si(), question.gpus
     stored = imported.formats if imported else None
-    weights, kv_cache = _of_engine(question.engine, (stored and stored.weights) or file.usual_weights, "fp8")
+    weights = _of_engine(question.engine, (stored and stored.weights) or file.usual_weights)
     keys = _keys(question, leave=("engine",) if question.engine == BARE_MACHINE else ())
     copies = keys.get("redundant_experts", 0) if model.is_moe else 0
     content: JsonObject = {
@@ -593,7 +593,7 @@ def _workload_of_options(asked: Question, origin: Origin) -> Workload:
         **keys,
         "precisions": {
             "weights": weights,
-            "kv_cache": (stored and stored.kv_cache) or kv_cache,
+            "kv_cache": (stored and stored.kv_cache) or "bf16",
             "activations": "bf16",
             "dispatch": "fp8",
             **keys.get("precisions", {}),
@@ -618,18 +618,13 @@ def _workload_of_options(asked: Question, origin: Origin) -> Workload:
     return assembled(workload, model_path, Path(hardware_path), family=asked.family, origin=origin)
 
 
-def _of_engine(engine: str | None, weights: str, kv_cache: str) -> tuple[str, str]:
-    """Usual formats, or in their place the first that an engine has."""
+def _of_engine(engine: str | None, weights: str) -> str:
+    """Usual format of the weights, or in its place the first that an engine has."""
     try:
         rules = engine_rules(engine) if engine not in (None, BARE_MACHINE) else None
     except UnknownEngine:  # reported with the others of its kind, by `assembled`
         rules = None
-    if rules is None:
-        return weights, kv_cache
-    return (
-        weights if weights in rules.weights else rules.weights[0],
-        kv_cache if kv_cache in rules.kv_cache else rules.kv_cache[0],
-    )
+    return weights if rules is None or weights in rules.weights else rules.weights[0]
 
 
 def _stages(layers: int, most: int) -> list[int]:

@@ -266,11 +266,13 @@ class ModelFile(_LayerFile):
 
     @property
     def usual_weights(self) -> Dtype:
-        """Format of the weights unless another is asked for: fp8, or what is published beside experts of their own.
+        """Format of the weights unless another is asked for: the maker's fp8, or bf16 where only that is published.
 
-        Source: the checkpoints of gpt-oss and Kimi K2, which keep all but their experts in bf16.
+        A model that nobody publishes counts in fp8. Source: the repositories of the files; gpt-oss and Kimi K2 keep all
+        but their experts in bf16.
         """
-        return "bf16" if self.expert_dtype else self.fp8_weights
+        published = self.repositories.model_dump(exclude_none=True)
+        return "bf16" if self.expert_dtype or (published and self.fp8_weights not in published) else self.fp8_weights
 
     def _named(self, name: str) -> int:
         return sum(group.name == name for group in self.groups)

@@ -74,7 +74,7 @@ class EngineRules:
         refuses: Degrees that it does not run, whatever the plan.
         cuts_context: Whether it can share a sequence's KV cache between GPUs (cp) in a workload's phase.
         weights: Formats of weights that it runs, the first its own where a model's published fp8 is none of them.
-        kv_cache: The same of its KV cache, whose usual format is fp8.
+        kv_cache: The same of its KV cache; bf16 where nothing else is stated.
         lacks_machine: Why it does not run on a machine; nothing if it does.
         prompts_wait: Whether it can let a prompt wait for those of other attention groups; not by default.
         overlaps_batches: Whether it can overlap two half batches, one's exchange with experts and the other's work.

@@ -159,5 +159,5 @@ def _notes(formats: Formats, unsaid: Mapping[str, int], *, is_text: bool) -> lis
     elif formats.unknown:
         notes.append(formats.unknown)
     if formats.kv_cache is None:
-        notes.append("format of the KV cache not stated: fp8, or the first of the engine; --kv-cache says which")
+        notes.append("format of the KV cache not stated: bf16, as engines take it; --kv-cache says which")
     return notes

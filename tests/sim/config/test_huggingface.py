@@ -668,7 +668,7 @@ def test_what_is_charged_in_the_place_of_an_unknown_format_is_said() -> None:
     found = import_model(TINY | {"quantization_config": {"quant_method": "bitsandbytes"}}, "odd")
     assert found.formats.weights is None
     assert any("quantisation bitsandbytes: charged as fp8" in note for note in found.notes)
-    assert any("KV cache not stated: fp8" in note for note in found.notes)
+    assert any("KV cache not stated: bf16" in note for note in found.notes)
 
 
 # --- from a file ----------------------------------------------------------------------------------------

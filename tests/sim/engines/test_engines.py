@@ -317,9 +317,12 @@ def test_the_best_of_different_degrees_are_those_of_brute_force(small: Workload,
 
 def test_formats_and_machines_are_an_engine_s_own() -> None:
     """A recommendation must be what its engine runs: formats come from its rules, and others are refused by them."""
-    for engine, formats in {"megatron_core": ("bf16", "bf16"), "vllm": ("fp8_block", "fp8")}.items():
+    for engine, formats in {"megatron_core": ("bf16", "bf16"), "vllm": ("fp8_block", "bf16")}.items():
         precisions = served("qwen3_32b", engine).precisions
         assert (precisions.weights, precisions.kv_cache) == formats
+    published = {"llama_3_1_8b": "bf16", "mixtral_8x7b": "bf16", "deepseek_v3": "fp8_block", "gpt_oss_120b": "bf16"}
+    for model, weights in published.items():  # what an engine loads without being told more
+        assert served(model, "vllm").precisions.weights == weights
     for asked in ({"weights": "fp8"}, {"kv_cache": "fp8"}):
         with pytest.raises(CatalogError, match=r"Megatron-Core 0.16.1: it keeps its .* in bf16, not in fp8"):
             served("qwen3_32b", "megatron_core", **asked)

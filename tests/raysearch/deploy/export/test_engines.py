@@ -269,7 +269,7 @@ def test_weights_come_in_the_format_that_was_charged(target: str, weights: str) 
     assert told == "openai/gpt-oss-120b"
     assert bool(made.dropped) == (weights != "bf16")
     if made.dropped:
-        kept = served("gpt_oss_120b", target, weights="bf16", gpus=16)
+        kept = served("gpt_oss_120b", target, weights="bf16", kv_cache="fp8", gpus=16)
         figure = evaluate(kept, Strategy(4, 1, 1, 16, megatron_dims(kept.model))).tokens_per_s_per_gpu
         assert f"bf16 with experts in mxfp4, which stay so; priced was {weights}: {figure:,.1f}" in made.dropped[0]
     told, made = start("deepseek_v3")
@@ -411,7 +411,7 @@ def test_a_step_has_room_for_the_prompts_that_were_charged(
 
 
 def test_megatron_runs_sequence_parallelism_and_keeps_bf16() -> None:
-    workload = served("mixtral_8x7b", gpus=8)
+    workload = served("mixtral_8x7b", gpus=8, weights="fp8")
     strategy = Strategy(2, 4, 1, 16, megatron_sp_dims(workload.model))
     made = exporter("megatron")(Deployment(workload, strategy, "m"))
     assert "--sequence-parallel" in made.command_text

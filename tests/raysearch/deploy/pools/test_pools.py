@@ -14,7 +14,7 @@ from raysearch.base.errors import InputError
 from raysearch.cli.app import app
 
 RUNNER = CliRunner()
-ASKED = ("--model", "llama_3_1_70b", "--osl", "500", "--tpot-ms", "30")
+ASKED = ("--model", "llama_3_1_70b", "--osl", "500", "--tpot-ms", "30", "--weights", "fp8", "--kv-cache", "fp8")
 
 
 def ask(*words: str, code: int = 0) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def test_replicas_fill_the_gpus_and_alternatives_differ_and_follow_in_worth(told
 
 
 def test_an_alternative_has_what_all_before_it_lack_and_is_the_best_that_has_it() -> None:
-    said = {"isl": 8000, "osl": 1000, "tpot_ms": 50.0, "phase": "serve", "engine": "vllm"}
+    said = {"isl": 8000, "osl": 1000, "tpot_ms": 50.0, "phase": "serve", "engine": "vllm", "kv_cache": "fp8"}
     workload = question_about("qwen3_235b_a22b", gpus=16, **said, batches="any").load()
     demand, known = Demand(workload, 16, top=9, confidence=0.5), {}
     bests = best_first(demand, 1, known)
@@ -205,8 +205,9 @@ def test_a_load_takes_the_fewest_gpus(told: dict[str, Any], load: tuple[str, str
 
 
 def test_requests_at_once_take_as_few_gpus_as_any_batch_allows() -> None:
-    said = {"isl": 1, "osl": 1, "tpot_ms": 10.0, "phase": "serve", "engine": "vllm", "weights": "fp8"}
-    workload = question_about("llama_3_1_8b", gpus=4, **said, batches="any").load()
+    said = {"isl": 1, "osl": 1, "tpot_ms": 10.0, "phase": "serve", "engine": "vllm"}
+    formats = {"weights": "fp8", "kv_cache": "fp8"}
+    workload = question_about("llama_3_1_8b", gpus=4, **said, **formats, batches="any").load()
     demand = Demand(workload, 4, concurrency=130, confidence=0.5)
     fastest = best_first(demand.unloaded, 1)[0]
     assert fastest.strategy.batch < 130  # of one GPU, whose larger batches are slower for some way
@@ -253,9 +254,12 @@ def test_prompts_wait_for_each_other_where_the_engine_can(raysearch: Callable[..
     assert "vLLM 0.33.0: no prompt waits for those of other attention groups" in refused.stderr
 
 
+FP8 = ("--weights", "fp8", "--kv-cache", "fp8")
+
+
 def llama(gpus: int, *words: str, model: str = "llama_3_1_8b", code: int = 0) -> dict[str, Any]:
     """An answer of another demand than `ASKED`."""
-    said = ("--model", model, "--gpus", str(gpus), "--isl", "1000", "--osl", "100")
+    said = ("--model", model, "--gpus", str(gpus), "--isl", "1000", "--osl", "100", *FP8)
     shown = RUNNER.invoke(app, ["recommend", *said, *words, "--json"], catch_exceptions=False)
     assert shown.exit_code == code, shown.output
     return json.loads(shown.stdout)
@@ -426,7 +430,7 @@ def test_what_is_wrong_is_told_in_the_words_that_were_typed(
 
 
 def test_what_a_recommendation_rests_on_is_said_beside_its_interval() -> None:
-    words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--hardware", "mi300x")
+    words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--hardware", "mi300x", *FP8)
     shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "6", *EVEN], catch_exceptions=False)
     assert "Extrapolated: efficiencies carried over from h100_sxm" in shown.stdout
     assert "Near its limit: TPOT leaves" in shown.stdout

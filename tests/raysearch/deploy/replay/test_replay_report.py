@@ -155,7 +155,7 @@ def test_the_command_says_what_python_does(raysearch: Command, tmp_path: Path) -
 
 
 def test_a_recommendation_s_folder_says_what_is_deployed(tmp_path: Path) -> None:
-    best = rs.recommend(rs.question(**QUESTION, gpus=2))
+    best = rs.recommend(rs.question(**QUESTION, gpus=2, weights="fp8", kv_cache="fp8"))
     best.write(tmp_path / "best")
     found = rs.replay(path=tmp_path / "best", requests_per_s=3, **FEW)
     assert best.strategy is not None
