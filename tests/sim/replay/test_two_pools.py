@@ -18,7 +18,8 @@ WAITS_S, SENDS_S = 0.004, 0.001
 
 
 def _pool(phase: str, batch: int) -> Deployed:
-    asked = rs.question(model="llama_3_1_8b", isl=1000, osl=100, engine="vllm", hardware="h100_sxm", gpus=16)
+    formats = {"weights": "fp8", "kv_cache": "fp8"}
+    asked = rs.question(model="llama_3_1_8b", isl=1000, osl=100, engine="vllm", hardware="h100_sxm", gpus=16, **formats)
     found = rs.evaluate(replace(asked, phase=phase), tp=1, batch=batch)
     return Deployed.of(found.workload, found.strategy)
 
