@@ -153,7 +153,7 @@ class Question:
         About(
             "Format of the KV cache: bf16 or fp8.",
             "deployment",
-            "the checkpoint's, else bf16, as the engines' own",
+            "the checkpoint's, else bf16, or fp8 of compressed keys",
             "precisions.kv_cache",
         ),
     ] = None
@@ -593,7 +593,7 @@ def _workload_of_options(asked: Question, origin: Origin) -> Workload:
         **keys,
         "precisions": {
             "weights": weights,
-            "kv_cache": (stored and stored.kv_cache) or "bf16",
+            "kv_cache": (stored and stored.kv_cache) or file.usual_kv_cache,
             "activations": "bf16",
             "dispatch": "fp8",
             **keys.get("precisions", {}),

@@ -272,7 +272,18 @@ class ModelFile(_LayerFile):
         but their experts in bf16.
         """
         published = self.repositories.model_dump(exclude_none=True)
-        return "bf16" if self.expert_dtype or (published and self.fp8_weights not in published) else self.fp8_weights
+        unknown = not (published or self.expert_dtype)
+        return self.fp8_weights if unknown or self.fp8_weights in published else "bf16"
+
+    @property
+    def usual_kv_cache(self) -> Dtype:
+        """Format of the KV cache unless another is asked for: bf16, or fp8 of compressed keys.
+
+        Source: `auto` of vLLM, SGLang and TensorRT-LLM, the format of the activations; DeepSeek V4's own code keeps its
+        compressed keys in fp8.
+        """
+        compressed = any(layer.compressed_attention for layer in (*self.groups, self))
+        return "fp8" if compressed else "bf16"
 
     def _named(self, name: str) -> int:
         return sum(group.name == name for group in self.groups)

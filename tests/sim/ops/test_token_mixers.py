@@ -28,7 +28,9 @@ def model_of(content: Config) -> Model:
 
 
 def workload_of(content: Config) -> Workload:
-    return replace(question_about("deepseek_v3", isl=1000, osl=24, gpus=8).load(), model=model_of(content))
+    return replace(
+        question_about("deepseek_v3", isl=1000, osl=24, gpus=8, kv_cache="fp8").load(), model=model_of(content)
+    )
 
 
 def ranks(workload: Workload, sequences: int, tokens: int, tp: int = 1) -> list[Rank]:
