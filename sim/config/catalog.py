@@ -280,7 +280,7 @@ def cells_of(model: Model, weights: str, *, drafts: bool) -> tuple[str, ...]:
 def under_engine(workload: Workload, name: str) -> Workload:
     """A workload under another inference engine: what that can run, its kernels, its own time and memory policy."""
     rules, curves = engine_rules(name), workload.hardware.curves
-    hardware, calibration = workload.hardware, None
+    hardware, calibration = replace(workload.hardware, fp8_gather=False, merge_gathers=False), None
     if curves is not None:
         calibration = curves.calibration
         usual = curves.all_reduce in (curves.engine, "fastest")
@@ -394,7 +394,13 @@ def assembled(
     version = _engine_version(file, beside)
     rules = rules.of_version(version.to_si()) if rules and version else rules
     kernels = file.kernels or (rules.kernels if rules else None)
-    chosen = {key: value for key, value in (("kernels", kernels), ("all_reduce", file.all_reduce)) if value is not None}
+    software = {
+        "kernels": kernels,
+        "all_reduce": file.all_reduce,
+        "fp8_gather": file.fp8_gather or None,
+        "merge_gathers": file.merge_gathers or None,
+    }
+    chosen = {key: value for key, value in software.items() if value is not None}
     stated = read_config(hardware_path, HardwareFile).model_copy(update=chosen)
     hardware_file, calibration = _with_calibration(stated, hardware_path)
     precisions, machine = Precisions(**file.precisions.model_dump()), hardware_file.to_si(calibration)
@@ -496,6 +502,8 @@ def _check_no_engine_is_asked_for_more(file: WorkloadFile) -> None:
     beyond = {
         "overlap_parts": (file.overlap_parts > 1, "no plan of an engine pipelines operators"),
         "all_reduce": (file.all_reduce == "fastest", "no engine calls the all-reduce of another"),
+        "fp8_gather": (file.fp8_gather, "no engine quantises what it gathers"),
+        "merge_gathers": (file.merge_gathers, "no engine gathers weights at use"),
     }
     for name, (asked, why) in beyond.items():
         if asked and file.space not in OWN_SPACES:
@@ -503,6 +511,10 @@ def _check_no_engine_is_asked_for_more(file: WorkloadFile) -> None:
                 f"{name}: {why}, and {file.space!r} is an engine's space: name another one, such as 'joint', or leave "
                 f"{name} out"
             )
+    if file.merge_gathers and file.overlap_parts > 1:
+        raise CatalogError(
+            "merge_gathers: a gather in parts is no one call with that of a weight: leave out overlap_parts or this"
+        )
 
 
 def _stage_layers(file: WorkloadFile, model: Model) -> tuple[int, ...]:

@@ -31,6 +31,14 @@ Positive = Annotated[float, Field(ge=1e-6, strict=True), AfterValidator(_finite)
 NonNegative = Annotated[float, Field(ge=0, strict=True), AfterValidator(_finite)]
 Probability = Annotated[float, Field(ge=0, le=1, strict=True)]
 Share = Annotated[float, Field(gt=0, le=1, strict=True)]
+
+
+def is_nothing(value: object) -> bool:
+    """Whether a value is that of a key left out, which then stays out of digests."""
+    return not value
+
+
+Switch = Annotated[bool, Field(strict=True, exclude_if=is_nothing)]
 LARGEST_FIELD = 10**9
 """Largest number of anything that is counted. [assumed]"""
 MOST_LAYERS = 4096

@@ -17,6 +17,7 @@ from sim.config.fields import (
     NonNegative,
     Positive,
     Share,
+    Switch,
 )
 from sim.config.files import CatalogError
 from sim.json_object import JsonObject
@@ -323,6 +324,9 @@ class HardwareFile(FileSchema):
     calibration: str | None = None  # medians alone
     scaled_from: str | None = None  # hardware whose efficiencies are carried over where calibration has none
     communication_overlap: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
+    # Neither is usual: left out of digests, as they were before they could be asked for.
+    fp8_gather: Switch = False
+    merge_gathers: Switch = False
     expected_error: _ExpectedError = _ExpectedError()
     compute: _Compute
     hbm: _Hbm
@@ -437,5 +441,7 @@ class HardwareFile(FileSchema):
             collectives=collectives,
             curves=curves,
             communication_overlap=self.communication_overlap,
+            fp8_gather=self.fp8_gather,
+            merge_gathers=self.merge_gathers,
             errors=self.expected_error.to_si(calibration),
         )

@@ -242,6 +242,27 @@ class Question:
             rare=True,
         ),
     ] = None
+    fp8_gather: Annotated[
+        bool | None,
+        About(
+            "Let all-gathers of 16-bit activations travel in fp8 where that is faster, quantising included; it changes "
+            "numerics.",
+            "deployment",
+            "off",
+            "fp8_gather",
+            rare=True,
+        ),
+    ] = None
+    merge_gathers: Annotated[
+        bool | None,
+        About(
+            "Let the all-gathers of an op's input and of its weight be one call where that is faster.",
+            "deployment",
+            "off",
+            "merge_gathers",
+            rare=True,
+        ),
+    ] = None
     deepep_mode: Annotated[
         DeepepMode | None,
         About(

@@ -6,7 +6,18 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from sim.config.fields import Count, Degrees, FileSchema, LayerCount, Name, Positive, Probability, Whole
+from sim.config.fields import (
+    Count,
+    Degrees,
+    FileSchema,
+    LayerCount,
+    Name,
+    Positive,
+    Probability,
+    Switch,
+    Whole,
+    is_nothing,
+)
 from sim.config.files import did_you_mean
 from sim.engines.engine_registry import engine_names, engine_rules
 from sim.layers import mixers
@@ -30,10 +41,6 @@ from sim.workload import (
 )
 
 
-def _is_nothing(value: object) -> bool:
-    return not value
-
-
 def _is_auto(value: object) -> bool:
     return value == "auto"
 
@@ -47,8 +54,7 @@ def _is_one(value: object) -> bool:
 
 
 # What was added later is left out of digests where it is not given, so that older ones stay valid.
-Switch = Annotated[bool, Field(strict=True, exclude_if=_is_nothing)]
-MaybeWhole = Annotated[Whole, Field(exclude_if=_is_nothing)]
+MaybeWhole = Annotated[Whole, Field(exclude_if=is_nothing)]
 
 
 class _LatentAttention(FileSchema):
@@ -103,7 +109,7 @@ class _LayerFile(FileSchema):
     sinks: Whole | None = None
     output_gate: Annotated[bool, Field(strict=True)] | None = None
     latent_attention: _LatentAttention | None = None
-    compressed_attention: Annotated[_CompressedAttention | None, Field(exclude_if=_is_nothing)] = None
+    compressed_attention: Annotated[_CompressedAttention | None, Field(exclude_if=is_nothing)] = None
     linear_mixer: _LinearMixer | None = None
     indexer: _Indexer | None = None
     ffn_hidden: Count | None = None
@@ -112,8 +118,8 @@ class _LayerFile(FileSchema):
     gated: Annotated[bool, Field(strict=True)] | None = None
     shared_experts: Whole | None = None  # each as wide as a routed one
     shared_ffn_hidden: Whole | None = None  # or how wide all of them are together
-    expert_latent: Annotated[Whole | None, Field(exclude_if=_is_nothing)] = None  # width that routed experts work in
-    only: Annotated[Literal["mixer", "feed_forward"] | None, Field(exclude_if=_is_nothing)] = None  # both parts
+    expert_latent: Annotated[Whole | None, Field(exclude_if=is_nothing)] = None  # width that routed experts work in
+    only: Annotated[Literal["mixer", "feed_forward"] | None, Field(exclude_if=is_nothing)] = None  # both parts
 
     def attention(self) -> mixers.Attention | None:
         """The layer's mixer; None where it is a feed-forward network alone. Raises: ValueError."""
@@ -470,7 +476,7 @@ class WorkloadFile(FileSchema):
     hardware: str
     engine: str | None = None  # the bare machine
     # The one whose rules are built in: left out of digests, as it was before versions could be named.
-    engine_version: Annotated[str | None, Field(exclude_if=_is_nothing)] = None
+    engine_version: Annotated[str | None, Field(exclude_if=is_nothing)] = None
     kernels: hardware.EngineName | None = None  # the engine's, or the hardware file's
     all_reduce: hardware.AllReduce | None = None  # the kernels', or the hardware file's
     phase: PhaseName
@@ -487,18 +493,20 @@ class WorkloadFile(FileSchema):
     )
     expert_exchange: ExpertExchange | None = None  # what the engine does; all_to_all on the bare machine
     two_batch_overlap: Switch = False
+    fp8_gather: Switch = False
+    merge_gathers: Switch = False
     overlap_parts: Annotated[Count, Field(le=MOST_PARTS, exclude_if=_is_one)] = 1  # nothing is hidden
     deepep_mode: Annotated[DeepepMode, Field(exclude_if=_is_auto)] = "auto"
     # Shared out evenly: left out of digests, as it was before layers could be given.
     stage_layers: Annotated[
-        str, Field(pattern=r"^(\d{1,4}(,\d{1,4})*)?$", max_length=400, strict=True, exclude_if=_is_nothing)
+        str, Field(pattern=r"^(\d{1,4}(,\d{1,4})*)?$", max_length=400, strict=True, exclude_if=is_nothing)
     ] = ""  # of each pipeline stage, as in "14,16,16,15"
     chunk_tokens: Count | None = None  # prompts are computed whole
     # No prompt waits for those of other attention groups: left out of digests, so that those of older results hold.
-    prompt_wait_steps: Annotated[int, Field(ge=0, le=100_000, strict=True, exclude_if=_is_nothing)] = 0
+    prompt_wait_steps: Annotated[int, Field(ge=0, le=100_000, strict=True, exclude_if=is_nothing)] = 0
     speculation: _SpeculationTable | None = None  # one token per step
     # Poisson, at the 99th percentile: left out of digests, as it was before there was a phase traffic.
-    open_loop: Annotated[_OpenLoopTable | None, Field(exclude_if=_is_nothing)] = None
+    open_loop: Annotated[_OpenLoopTable | None, Field(exclude_if=is_nothing)] = None
     precisions: _PrecisionsTable
     groups: GroupChoices = "shared"  # whether kinds of layers share the choices of their ops
     space: SpaceName = "joint"  # the engine's, where one is named

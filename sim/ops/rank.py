@@ -14,7 +14,7 @@ from sim.layers.mixers import Attention
 from sim.layers.model import FeedForward
 from sim.layers.ops import Layer, Tensor
 from sim.layers.sizes import GroupLoad, Load, element_bytes, layer_sizes, tensor_columns
-from sim.prices.collectives import Collective, collective_price
+from sim.prices.collectives import Collective, carried, collective_price
 from sim.prices.curves import Gemm, GroupedGemm, KernelShape
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.mesh import MeshGroup, ep_group, tp_group
@@ -237,28 +237,38 @@ class Rank:
     def _rows(self, tensor: Tensor) -> float:
         return self.sizes.expert_tokens if tensor.by_expert else self.sizes.tokens
 
-    def tp_collective(self, kind: str, tensor_name: str, tensor_bytes: float) -> tuple[Collective, ...]:
+    def tp_collective(
+        self, kind: str, tensor_name: str, tensor_bytes: float, activation_each: float = 0.0
+    ) -> tuple[Collective, ...]:
         """A collective over the group on a tensor of `tensor_bytes`; none at degree 1."""
-        return self.collective(kind, self.axis, self.tp_group, tensor_name, tensor_bytes)
+        return self.collective(kind, self.axis, self.tp_group, tensor_name, tensor_bytes, activation_each)
 
-    def tp_s(self, kind: str, tensor_bytes: float) -> float:
+    def tp_s(self, kind: str, tensor_bytes: float, activation_each: float = 0.0) -> float:
         """Seconds of that collective."""
         if self.tp == 1:
             return 0.0
-        return self._price(kind, self.axis, self.tp_group, tensor_bytes).time_s
+        return self._price(kind, self.axis, self.tp_group, tensor_bytes, activation_each).time_s
 
     def collective(
-        self, kind: str, axis: str, members: MeshGroup, tensor_name: str, tensor_bytes: float
+        self,
+        kind: str,
+        axis: str,
+        members: MeshGroup,
+        tensor_name: str,
+        tensor_bytes: float,
+        activation_each: float = 0.0,
     ) -> tuple[Collective, ...]:
-        """A collective over some GPUs on a tensor of `tensor_bytes`; none where there is but one."""
+        """A collective over some GPUs on a tensor of `tensor_bytes`, see `collective_price`; none over one."""
         if members.degree == 1:
             return ()
-        priced = self._price(kind, axis, members, tensor_bytes)
+        priced = self._price(kind, axis, members, tensor_bytes, activation_each)
         sent_bytes = tensor_bytes * sent_share(kind, members.degree)
-        return (Collective(kind, axis, members.degree, tensor_name, sent_bytes, *priced),)
+        return (carried(kind, axis, members.degree, tensor_name, sent_bytes, priced),)
 
-    def _price(self, kind: str, axis: str, members: MeshGroup, tensor_bytes: float) -> PricedKernel:
-        return collective_price(self.workload.hardware, kind, members, tensor_bytes, axis)
+    def _price(
+        self, kind: str, axis: str, members: MeshGroup, tensor_bytes: float, activation_each: float
+    ) -> PricedKernel:
+        return collective_price(self.workload.hardware, kind, members, tensor_bytes, axis, activation_each)
 
 
 # --- kernels that it launches -----------------------------------------------------------------------

@@ -13,7 +13,7 @@ from sim.ops.rank import Rank, Work, elementwise, gemm
 from sim.ops.residuals import mix_after, mix_before
 from sim.ops.token_mixers import token_mixer
 from sim.ops.two_letters import grid_work
-from sim.prices.collectives import Collective, expert_all_to_all
+from sim.prices.collectives import Collective, carried, expert_all_to_all
 from sim.prices.curves import ExpertActivation, ExpertRouting, Gemm, GroupedGemm, Permute
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.mesh import MeshGroup, group
@@ -238,7 +238,7 @@ def dispatch_work(rank: Rank, op: FusedOp, label: str) -> Work:
     traffic = rows * columns * rank.activation_each + copies * columns * each
     permute = elementwise(rank, 0.0, traffic, Permute(rows, copies, columns, *_experts(rank)))
     if gathered:
-        gather = rank.collective("all_gather", *_other_tokens(rank), "tokens", rows * columns * each)
+        gather = rank.collective("all_gather", *_other_tokens(rank), "tokens", rows * columns * each, each)
         return Work((*into, permute), gather, weight_bytes)
     return Work((*into, permute), _expert_all_to_all(rank, op, label, copies, columns, each), weight_bytes)
 
@@ -316,4 +316,4 @@ def _expert_all_to_all(
     shape = (most / topk, columns, each, feed_forward.experts, topk)
     priced = expert_all_to_all(hardware, op.kind, rank.ep_group, *shape, rank.workload.deepep_mode)
     sent_bytes = most * columns * each * (rank.ep - 1) / rank.ep
-    return (Collective("all_to_all", rank.experts_axis, rank.ep, "routed tokens", sent_bytes, *priced),)
+    return (carried("all_to_all", rank.experts_axis, rank.ep, "routed tokens", sent_bytes, priced),)

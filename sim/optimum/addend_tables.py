@@ -82,8 +82,9 @@ class AddendTables:
     def _moved_s(self, addend: Addend) -> Factor:
         layer, tensor = self._sum.layer, self._sum.layer.tensor(addend.name)
         ops = tuple(dict.fromkeys(addend.ops))
-        apart = self._sides.within_a_group(tensor) and self._sides.experts.workload.overlap_parts == 1
-        moved = (layer, tensor) if apart else None
+        workload = self._sides.experts.workload
+        alone = workload.overlap_parts == 1 and not workload.hardware.merge_gathers
+        moved = (layer, tensor) if alone and self._sides.within_a_group(tensor) else None
         examples, which = _alike(addend.ops, tuple([self.choices[op] for op in ops]), moved)
         seconds = np.array([sum(addend.price(self._sides, ends)) for ends in examples])
         return Factor(ops, seconds[which])

@@ -22,7 +22,7 @@ import numpy as np
 from sim.ops.layers import layer_ops
 from sim.pools.candidates import Replica
 from sim.pools.matching import RATE_ROUNDING, Limits
-from sim.prices.collectives import collective_price
+from sim.prices.collectives import collective_price, lossless
 from sim.prices.mesh import group
 from sim.sharding.placement import REPLICATE, Placement, Shard
 from sim.simulate import evaluate, steady_state
@@ -277,7 +277,8 @@ def _moved_s(workload: Workload, source: Sequence[Cut], target: Sequence[Cut], l
         return 0.0
     shape = (layers * gpus, gpus, gpus)  # every cut is even: what moves depends on shares alone
     element_bytes = size / math.prod(shape)
-    moved = mesh_collectives(workload.hardware, tuple(axes[::-1]), before, after, shape, element_bytes, "weights")
+    hardware = lossless(workload.hardware)
+    moved = mesh_collectives(hardware, tuple(axes[::-1]), before, after, shape, element_bytes, "weights")
     return sum(collective.time_s for collective in moved)
 
 

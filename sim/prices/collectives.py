@@ -16,14 +16,16 @@ its members alone (`CollectiveModel.links_used`): its bytes take as long as thos
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from sim.prices.calibration import DISPATCH_EACH
 from sim.prices.curves import MEMOISED, DeepepMode
 from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint, Protocol
 from sim.prices.mesh import MeshGroup
 from sim.prices.priced import EXACT, Interval, PricedKernel, error_interval, mean_error
+from sim.prices.roofline import Kernel, kernel_time
 from sim.prices.torus import best_torus_time_s
 from sim.sharding.redistribute import sent_share
 
@@ -92,11 +94,61 @@ def _modelled(model: CollectiveModel, kind: str, group: MeshGroup, tensor_bytes:
     )
 
 
+IN_FP8 = DISPATCH_EACH / 2
+"""Bytes of an activation in fp8 with its scales over those in 16 bits."""
+
+
 @lru_cache(maxsize=MEMOISED)
 def collective_price(
-    hardware: Hardware, kind: str, group: MeshGroup, tensor_bytes: float, axis: str = "tp"
+    hardware: Hardware, kind: str, group: MeshGroup, tensor_bytes: float, axis: str = "tp", activation_each: float = 0.0
 ) -> PricedKernel:
-    """Exposed seconds of a collective over a group, by the curves where there are any; `axis` names it in warnings."""
+    """Exposed seconds of a collective over a group, by the curves where there are any.
+
+    Args:
+        hardware: Whose links and library.
+        kind: "all_gather", "reduce_scatter", "all_reduce" or "all_to_all".
+        group: The GPUs taking part.
+        tensor_bytes: V, the bytes of the whole tensor in the group.
+        axis: What warnings call it.
+        activation_each: Bytes per element of an activation, which may travel in fp8; 0 for what must not.
+    """
+    plain = _uncompressed(hardware, kind, group, tensor_bytes, axis)
+    if not hardware.fp8_gather or kind != "all_gather" or activation_each != 2:
+        return plain
+    return min(plain, _gather_in_fp8(hardware, group, tensor_bytes, axis))  # by time
+
+
+def _gather_in_fp8(hardware: Hardware, group: MeshGroup, tensor_bytes: float, axis: str) -> PricedKernel:
+    """An all-gather in fp8, with a kernel before it that quantises a GPU's shard and one behind it that restores all.
+
+    [assumed] neither is part of a neighbour's launch; the scales are one of 32 bits for each 128 elements, as DeepEP's.
+    """
+    sent = _uncompressed(hardware, "all_gather", group, tensor_bytes * IN_FP8, axis)
+    both_s = 0.0
+    for whole_bytes in (tensor_bytes / group.degree, tensor_bytes):
+        converts = Kernel("elementwise", "bf16", "bf16", whole_bytes, whole_bytes * (1 + IN_FP8))
+        both_s += kernel_time(hardware, converts).total_s
+    priced = hardware.errors.extrapolating(sent.time_s + both_s, "all-gathers in fp8")
+    return priced._replace(algorithm=f"{sent.algorithm}, in fp8", sent=IN_FP8)
+
+
+@lru_cache(maxsize=32)
+def lossless(hardware: Hardware) -> Hardware:
+    """The same hardware where nothing travels in fp8 that is not stored so; itself where that is so."""
+    return replace(hardware, fp8_gather=False) if hardware.fp8_gather else hardware
+
+
+def carried(
+    kind: str, axis: str, degree: int, tensor: str, bytes_per_device: float, priced: PricedKernel
+) -> Collective:
+    """A priced collective; of the bytes it sends those that travel."""
+    time_s, error, interval, extrapolated, algorithm, sent = priced
+    return Collective(
+        kind, axis, degree, tensor, bytes_per_device * sent, time_s, error, interval, extrapolated, algorithm
+    )
+
+
+def _uncompressed(hardware: Hardware, kind: str, group: MeshGroup, tensor_bytes: float, axis: str) -> PricedKernel:
     exposed = 1 - hardware.communication_overlap
     time_s, algorithm = _modelled(hardware.collectives, kind, group, tensor_bytes)
     if hardware.collectives.torus and group.nodes == 1:

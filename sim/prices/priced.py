@@ -20,6 +20,7 @@ class PricedKernel(NamedTuple):
         interval: Factors on `time_s` between which the true time lies in 90 % of cases.
         extrapolated: What about it no measurement covers, or "".
         algorithm: Of a collective: the library whose measured choice it is, or the algorithm of the model; else "".
+        sent: Of a collective: share of its bytes that travels; less than 1 where it is compressed.
     """
 
     time_s: float
@@ -27,6 +28,7 @@ class PricedKernel(NamedTuple):
     interval: Interval
     extrapolated: str = ""
     algorithm: str = ""
+    sent: float = 1.0
 
 
 @lru_cache(maxsize=1024)

@@ -240,7 +240,7 @@ def move_s(rank: Rank, move: Move | None) -> float:
     tensor_bytes = move.tensor_bytes(rank)
     if move.late and rank.copies > 1:
         return seconds(_widened(rank, move, tensor_bytes))
-    return rank.tp_s(move.kind, tensor_bytes)
+    return rank.tp_s(move.kind, tensor_bytes, rank.width(move.tensor)[1])
 
 
 def moved(rank: Rank, move: Move | None) -> tuple[Collective, ...]:
@@ -252,7 +252,7 @@ def moved(rank: Rank, move: Move | None) -> tuple[Collective, ...]:
     tensor_bytes = move.tensor_bytes(rank)
     if move.late and rank.copies > 1:
         return _widened(rank, move, tensor_bytes)
-    return rank.tp_collective(move.kind, move.tensor.name, tensor_bytes)
+    return rank.tp_collective(move.kind, move.tensor.name, tensor_bytes, rank.width(move.tensor)[1])
 
 
 def _widened(rank: Rank, move: Move, tensor_bytes: float) -> tuple[Collective, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.prices.collectives import Collective, collective_price
+from sim.prices.collectives import Collective, carried, collective_price
 from sim.prices.hardware import Hardware
 from sim.prices.mesh import MeshGroup, group
 from sim.prices.priced import PricedKernel
@@ -64,15 +64,15 @@ def mesh_collectives(
         source: One placement per axis, as it lies.
         target: The same as it shall lie.
         shape: Of the whole tensor on the mesh.
-        element_bytes: Bytes per element.
+        element_bytes: Bytes per element, of activations; of weights see `collectives.lossless`.
         tensor: What is moved, by name.
         or_more: Whether it has so many rows or more: a route is then no slower than that of any of these tensors. Rows
             that divide evenly have every step that others have, and their largest piece is no larger.
     """
     wide, steps = fastest_route(hardware, axes, source, target, shape, element_bytes, or_more=or_more)
     if len(wide) == 1:
-        return _on_one_axis(hardware, wide[0], steps[0].collective, math.prod(shape) * element_bytes, tensor)
-    return tuple(priced for step in steps if (priced := _collective(hardware, wide, step, tensor)))
+        return _on_one_axis(hardware, wide[0], steps[0].collective, math.prod(shape), element_bytes, tensor)
+    return tuple(priced for step in steps if (priced := _collective(hardware, wide, step, element_bytes, tensor)))
 
 
 def fastest_route(
@@ -93,7 +93,7 @@ def fastest_route(
         return step
 
     def microseconds(step: RouteStep) -> float:  # not seconds: a route's costs are compared to 9 decimals
-        priced = step_price(hardware, axes, counted(step)) if step.collective else None
+        priced = step_price(hardware, axes, counted(step), element_bytes) if step.collective else None
         return priced.time_s * 1e6 if priced else 0.0
 
     wide = [index for index, axis in enumerate(axes) if axis.degree > 1]
@@ -133,30 +133,37 @@ def _least_of_all_rows(step: RouteStep, even_columns: bool) -> bool:
 
 
 def _on_one_axis(
-    hardware: Hardware, axis: Axis, kind: str | None, tensor_bytes: float, tensor: str
+    hardware: Hardware, axis: Axis, kind: str | None, elements: float, element_bytes: float, tensor: str
 ) -> tuple[Collective, ...]:
     if kind is None:
         return ()
-    neighbours = group(axis.stride, axis.degree, *hardware.tiers)
-    priced = collective_price(hardware, kind, neighbours, tensor_bytes, axis.name)
-    return (Collective(kind, axis.name, axis.degree, tensor, tensor_bytes * sent_share(kind, axis.degree), *priced),)
+    neighbours, tensor_bytes = group(axis.stride, axis.degree, *hardware.tiers), elements * element_bytes
+    priced = collective_price(hardware, kind, neighbours, tensor_bytes, axis.name, element_bytes)
+    sent_bytes = tensor_bytes * sent_share(kind, axis.degree)
+    return (carried(kind, axis.name, axis.degree, tensor, sent_bytes, priced),)
 
 
-def _collective(hardware: Hardware, mesh: Sequence[Axis], step: RouteStep, tensor: str) -> Collective | None:
+def _collective(
+    hardware: Hardware, mesh: Sequence[Axis], step: RouteStep, element_bytes: float, tensor: str
+) -> Collective | None:
     if step.collective is None:
         return None
     name, group_ = _group_of(tuple(mesh), step.axis, step.span, hardware.tiers)
-    return Collective(
-        step.collective, name, group_.degree, tensor, step.bytes_per_device, *step_price(hardware, tuple(mesh), step)
-    )
+    priced = step_price(hardware, tuple(mesh), step, element_bytes)
+    return carried(step.collective, name, group_.degree, tensor, step.bytes_per_device, priced)
 
 
-def step_price(hardware: Hardware, mesh: tuple[Axis, ...], step: RouteStep) -> PricedKernel:
-    """Seconds of a step that communicates, on a mesh whose axes are given from the outermost to the innermost."""
+def step_price(
+    hardware: Hardware, mesh: tuple[Axis, ...], step: RouteStep, activation_each: float = 0.0
+) -> PricedKernel:
+    """Seconds of a step that communicates, on a mesh whose axes are given from the outermost to the innermost.
+
+    `activation_each`: see `collective_price`.
+    """
     assert step.collective is not None
     name, neighbours = _group_of(mesh, step.axis, step.span, hardware.tiers)
     tensor_bytes = step.bytes_per_device / sent_share(step.collective, neighbours.degree)
-    return collective_price(hardware, step.collective, neighbours, tensor_bytes, name)
+    return collective_price(hardware, step.collective, neighbours, tensor_bytes, name, activation_each)
 
 
 @lru_cache(maxsize=4096)

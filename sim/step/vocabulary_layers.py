@@ -155,7 +155,7 @@ def leaving(sides: Sides, last_choice: int) -> tuple[Collective, ...]:
         source = vocabulary_plan(vocabulary).rules["embedding"].output
         return crossing(rank, leaves, stream, source, stream_placement(leaves.layer, last_choice))
     kind, _ = _stream_by(vocabulary, leaves.layer, last_choice)
-    return rank.tp_collective(kind, stream.name, stream_bytes(rank)) if kind else ()
+    return rank.tp_collective(kind, stream.name, stream_bytes(rank), rank.activation_each) if kind else ()
 
 
 def entering(sides: Sides, last_choice: int) -> tuple[Collective, ...]:
@@ -167,7 +167,7 @@ def entering(sides: Sides, last_choice: int) -> tuple[Collective, ...]:
         return crossing(leaves, rank, stream, stream_placement(leaves.layer, last_choice), target, due=True)
     _, kind = _stream_by(vocabulary, leaves.layer, last_choice)
     due_bytes = rank.sizes.output_tokens * rank.workload.model.hidden * rank.activation_each
-    return rank.tp_collective(kind, stream.name, due_bytes) if kind else ()
+    return rank.tp_collective(kind, stream.name, due_bytes, rank.activation_each) if kind else ()
 
 
 def logits_moved(rank: Rank) -> tuple[Collective, ...]:

@@ -295,6 +295,8 @@ CHANGES: dict[str, Any] = {
     "two_batch_overlap": True,
     "overlap_parts": 4,
     "all_reduce": "nccl",
+    "fp8_gather": True,
+    "merge_gathers": True,
     "deepep_mode": "normal",
     "routing": "balanced",
     "draft_tokens": 2,
@@ -313,6 +315,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "draft_tokens": {"acceptance": "0.8", "draft": "ngram"},
     "two_batch_overlap": {"expert_exchange": "all_to_all"},
     "overlap_parts": {"engine": "none", "phase": "decode"},
+    "fp8_gather": {"engine": "none", "phase": "decode"},
+    "merge_gathers": {"engine": "none", "phase": "decode"},
 }
 
 

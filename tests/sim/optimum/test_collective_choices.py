@@ -1,0 +1,189 @@
+"""How collectives run as a choice: whose all-reduce, gathers in fp8, gathers merged with those of weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from sim.batched import evaluate_many
+from sim.config.catalog import CatalogError
+from sim.config.question import Question
+from sim.evaluation import Evaluation
+from sim.layers.heuristics import megatron_sp_dims
+from sim.optimum.certificate import certify
+from sim.optimum.checker import check
+from sim.optimum.exact_search import find_best
+from sim.optimum.spaces import Space, extended_space
+from sim.prices.collectives import IN_FP8, Collective, collective_price
+from sim.prices.mesh import group
+from sim.simulate import evaluate
+from sim.strategy import Strategy
+from sim.workload import Workload
+from tests.sim.execution import Wires
+
+DENSE = Question(model="llama_3_1_70b", phase="decode", isl=4000, osl=500, engine="none", gpus=16, space="extended")
+EXPERTS = Question(
+    model="mixtral_8x7b",
+    phase="serve",
+    isl=1000,
+    osl=100,
+    engine="none",
+    gpus=16,
+    space="extended",
+    expert_exchange="all_gather",
+)
+PROMPTS = dataclasses.replace(DENSE, phase="prefill", isl=8000, osl=1, gpus=8, hardware="l40s", weights="fp8")
+CHOICES = ({"all_reduce": "fastest"}, {"fp8_gather": True}, {"merge_gathers": True})
+ALL = {name: value for each in CHOICES for name, value in each.items()}
+
+
+def gathers(found: Evaluation) -> Iterator[Collective]:
+    return (sent for op in found.ops for sent in op.collectives if sent.kind == "all_gather")
+
+
+def under(asked: Question, **choices: object) -> Workload:
+    return dataclasses.replace(asked, **choices).load()  # type: ignore[arg-type]
+
+
+def small(workload: Workload) -> Space:
+    """Few degrees, and products that gather their weight or not behind what leaves its result whole or sharded."""
+    whole = extended_space(workload)
+    free = dict.fromkeys(("attn_norm", "ffn_norm"), (0, 1, 2))
+    free |= {"qkv_proj": (1, 5), "o_proj": (0, 5), "ffn1": (1, 5), "ffn2": (0, 1)}
+    choices = {
+        name: tuple(each for each in free.get(name, table[:1]) if each in table)
+        for name, table in whole.choices.items()
+    }
+    moe = workload.model.is_moe
+    return dataclasses.replace(
+        whole,
+        tp=(2, 8),
+        ep=(1, 4) if moe else (1,),
+        pp=(1,),
+        cp=(1,),
+        dp=(1, 4) if moe else (1,),
+        batch=(4, 7, 64) if moe else (1, 9, 128),
+        choices=choices,
+    )
+
+
+@pytest.mark.parametrize("choices", [*CHOICES, ALL], ids=str)
+@pytest.mark.parametrize("asked", [DENSE, EXPERTS, PROMPTS], ids=["dense", "experts", "prompts"])
+def test_the_optimum_is_that_of_brute_force(asked: Question, choices: dict[str, object]) -> None:
+    workload = under(asked, **choices)
+    space = small(workload)
+    several = [
+        Strategy(tp, ep, 1, batch, dims, cp, dp)
+        for tp, cp, dp, ep in space.meshes()
+        for batch in space.batch
+        for dims in itertools.product(*space.choices.values())
+    ]
+    many, plain = evaluate_many(workload, several), evaluate_many(under(asked), several)
+    assert (many.tokens_per_s_per_gpu >= plain.tokens_per_s_per_gpu * (1 - 1e-12)).all()
+    assert (many.tokens_per_s_per_gpu > plain.tokens_per_s_per_gpu).any()
+    best = find_best(space).evaluation
+    assert best is not None
+    assert best.tokens_per_s_per_gpu == (many.tokens_per_s_per_gpu * many.feasible).max()
+    check(space, certify(space, best))
+    for at in np.linspace(0, len(several) - 1, 12).astype(int):
+        one = evaluate(workload, several[at])
+        assert (one.tpot_s, one.ttft_s) == (many.tpot_s[at], many.ttft_s[at])
+        assert sum(op.time_s for op in one.ops) == pytest.approx(one.stage.layer_s, rel=1e-9)
+
+
+# --- fp8 ----------------------------------------------------------------------------------------------
+
+
+def test_a_gather_in_fp8_sends_half_the_bytes_and_the_scales_and_pays_for_both_conversions() -> None:
+    """By hand on L40S: half the bytes travel; a shard is read and written once, the whole tensor once."""
+    plain, hardware = under(PROMPTS).hardware, under(PROMPTS, fp8_gather=True).hardware
+    members, size = group(1, 4, *hardware.tiers), 2.0**28
+    found = collective_price(hardware, "all_gather", members, size, "tp", 2.0)
+    sent_s = collective_price(plain, "all_gather", members, size * IN_FP8).time_s
+    converted_s = (size / 4 + size) * (1 + IN_FP8) / hardware.hbm_bandwidth_bytes_per_s
+    converted_s /= hardware.efficiency["elementwise"].memory["bf16"]
+    assert found.time_s == pytest.approx(sent_s + converted_s)
+    assert found.sent == IN_FP8 == 1.03 / 2
+    assert found.extrapolated == "all-gathers in fp8"
+    assert found.algorithm.endswith("in fp8")
+
+
+def test_only_large_gathers_of_16_bit_activations_travel_in_fp8() -> None:
+    plain, hardware = under(PROMPTS).hardware, under(PROMPTS, fp8_gather=True).hardware
+    members = group(1, 4, *hardware.tiers)
+    for kind, size, each in (
+        ("all_gather", 1e3, 2.0),
+        ("all_gather", 1e8, 1.0),
+        ("all_gather", 1e8, 0.0),
+        ("all_gather", 1e8, 4.0),
+        ("reduce_scatter", 1e8, 2.0),
+        ("all_reduce", 1e8, 2.0),
+    ):
+        found, usual = (collective_price(each_, kind, members, size, "tp", each) for each_ in (hardware, plain))
+        assert found == usual
+
+
+def test_what_travels_in_fp8_is_said_and_weights_never_do() -> None:
+    workload = under(dataclasses.replace(PROMPTS, weights="bf16"), fp8_gather=True)
+    dims = megatron_sp_dims(workload.model)
+    found = evaluate(workload, Strategy(8, 1, 1, 2, dims))
+    sent = {each.tensor: each.algorithm for each in gathers(found)}
+    assert sent
+    assert all(by.endswith("in fp8") for by in sent.values())
+    assert any("all-gathers in fp8" in text for text in found.extrapolated)
+    names = [op.name for op in found.ops]
+    gathered = tuple(5 if name in ("qkv_proj", "ffn1") else dim for name, dim in zip(names, dims, strict=True))
+    weights = [each for each in gathers(evaluate(workload, Strategy(8, 1, 1, 2, gathered))) if each.tensor == "weight"]
+    assert weights
+    assert not any(each.algorithm.endswith("in fp8") for each in weights)
+
+
+# --- merged -------------------------------------------------------------------------------------------
+
+
+def test_a_merged_gather_costs_what_one_call_of_both_tensors_does() -> None:
+    dims = {"attn_norm": 0, "qkv_proj": 5}
+    apart, merged = (one_layer(under(DENSE, merge_gathers=each or None), dims) for each in (False, True))
+    (input_, weight), (with_weight, still) = apart, merged
+    assert [each.kind for each in apart] == [each.kind for each in merged] == ["all_gather"] * 2
+    assert (still, with_weight.bytes_per_device) == (weight, input_.bytes_per_device)
+    hardware, members = under(DENSE).hardware, group(1, 8, *under(DENSE).hardware.tiers)
+    both_bytes = (input_.bytes_per_device + weight.bytes_per_device) * 8 / 7
+    both_s = collective_price(hardware, "all_gather", members, both_bytes).time_s
+    assert with_weight.time_s + still.time_s == pytest.approx(both_s)
+    assert max(input_.time_s, weight.time_s) < both_s < input_.time_s + weight.time_s
+    assert with_weight.algorithm.endswith("with the weight")
+
+
+def one_layer(workload: Workload, chosen: dict[str, int]) -> tuple[Collective, ...]:
+    """The collectives of the projection into attention."""
+    choices = {name: table[0] for name, table in extended_space(workload).choices.items()} | chosen
+    found = evaluate(workload, Strategy(8, 1, 1, 64, tuple(choices.values())))
+    return next(op for op in found.ops if op.name == "qkv_proj").collectives
+
+
+def test_what_is_gathered_in_one_call_is_what_two_calls_gather() -> None:
+    """Executed: four GPUs with a shard of an input and one of a weight each; as many bytes travel, in one call."""
+    rng = np.random.default_rng(7)
+    inputs, weights = (list(np.split(rng.normal(size=shape), 4)) for shape in ((8, 3), (12, 5)))
+    two, one = Wires(), Wires()
+    apart = [two.all_gather(pieces, 2.0) for pieces in (inputs, weights)]
+    flat = [np.concatenate([x.ravel(), w.ravel()]) for x, w in zip(inputs, weights, strict=True)]
+    for rank, pieces in enumerate(one.all_gather(flat, 2.0)):
+        found = [np.split(piece, [inputs[0].size]) for piece in pieces]
+        assert np.array_equal(np.concatenate([x.reshape(2, 3) for x, _ in found]), np.concatenate(apart[0][rank]))
+        assert np.array_equal(np.concatenate([w.reshape(3, 5) for _, w in found]), np.concatenate(apart[1][rank]))
+    assert [sent for *_, sent in one.log] == [sum(sent for *_, sent in two.log)]
+
+
+@pytest.mark.parametrize("choices", CHOICES, ids=str)
+def test_what_no_engine_does_is_refused_in_an_engines_space(choices: dict[str, object]) -> None:
+    (name,) = choices
+    with pytest.raises(CatalogError, match=f"{name}: no engine .*, and 'vllm' is an engine's space: name another one"):
+        under(PROMPTS, engine="vllm", space=None, hardware="h100_sxm", **choices)
+    with pytest.raises(CatalogError, match="a gather in parts is no one call"):
+        under(DENSE, merge_gathers=True, overlap_parts=2)
