@@ -110,26 +110,30 @@ class Belief:
 
     def log_evidence(self, rows: Ints, errors: Floats) -> float:
         """Log density of measured log errors, over scale and surprise."""
-        return float(np.logaddexp.reduce(self._log_weight + self._log_density(rows, errors)))
+        each_once = np.ones(len(rows))
+        return float(np.logaddexp.reduce(self._log_weight + self._log_density(rows, errors, each_once)))
 
-    def _log_density(self, rows: Ints, errors: Floats) -> Floats:
-        """[components] log density of the errors, of each surprise at each scale."""
-        seen = self._seen(rows)
+    def _log_density(self, rows: Ints, errors: Floats, times: Floats) -> Floats:
+        """[components] log density of the errors, of each surprise at each scale; each is the mean of so many."""
+        seen = self._seen(rows, times)
         lower = np.linalg.cholesky(seen)
         whitened = np.linalg.solve(lower, np.broadcast_to(errors[:, None], (*lower.shape[:-1], 1)))
         spread = np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
         return -(whitened**2).sum(axis=(1, 2)) / 2 - spread - len(rows) * math.log(2 * math.pi) / 2
 
-    def _seen(self, rows: Ints) -> Floats:
+    def _seen(self, rows: Ints, times: Floats) -> Floats:
         """[components, m, m] covariance of what was measured, noise included."""
         shared = self._scales[:, None, None] ** 2 * self._prior[np.ix_(rows, rows)]
         apart = [np.zeros((len(rows), len(rows))), *(each[rows] @ each[rows].T for each in self._surprises)]
-        found = np.array(apart)[:, None] + shared[None] + self._noise**2 * np.eye(len(rows))
+        found = np.array(apart)[:, None] + shared[None] + np.diag(self._noise**2 / times)
         return found.reshape(len(self._log_weight), len(rows), len(rows))
 
     def weights(self, rows: Ints, errors: Floats) -> Floats:
         """[components] probability of each surprise at each scale given measured errors."""
-        log = self._log_weight + self._log_density(rows, errors)
+        return self._weights(*_means(rows, errors))
+
+    def _weights(self, rows: Ints, errors: Floats, times: Floats) -> Floats:
+        log = self._log_weight + self._log_density(rows, errors, times)
         return np.exp(log - np.logaddexp.reduce(log))
 
     def mean_scale(self, rows: Ints, errors: Floats) -> float:
@@ -144,7 +148,8 @@ class Belief:
             rows: [m] strategies that were measured, one twice if it was measured twice.
             errors: [m] log of measured over predicted.
         """
-        weights, seen = self.weights(rows, errors), self._seen(rows)
+        rows, errors, times = _means(rows, errors)
+        weights, seen = self._weights(rows, errors, times), self._seen(rows, times)
         kept = np.flatnonzero(weights > _LEAST_WEIGHT)
         means, covariances = [], []
         for component in kept:
@@ -168,6 +173,17 @@ class Belief:
             root = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(mean)))
             drawn.append(mean + rng.standard_normal((each, len(mean))) @ root.T)
         return np.concatenate(drawn)
+
+
+def _means(rows: Ints, errors: Floats) -> tuple[Ints, Floats, Floats]:
+    """(strategies as they first came, the mean error of each, how often each was measured): all that measurements say.
+
+    So a choice takes no longer, and no more memory, after a thousand measurements of a few strategies than after one.
+    """
+    _, first, places, times = np.unique(rows, return_index=True, return_inverse=True, return_counts=True)
+    order = np.argsort(first)
+    means = np.bincount(places, weights=errors, minlength=len(times)) / times
+    return rows[first[order]], means[order], times[order].astype(float)
 
 
 def belief_of(

@@ -207,3 +207,16 @@ def test_a_measurement_tells_most_of_the_strategies_like_it(candidates: Candidat
     assert spread[apart == apart.max()].mean() > spread[(apart > 0) & (apart <= 1)].mean()
     assert (weights @ means)[0] == pytest.approx(0.2, abs=0.01)
     assert (weights @ means > 0).all()
+
+
+def test_four_measurements_of_a_strategy_say_what_their_mean_with_half_the_noise_says(candidates: Candidates) -> None:
+    four = belief_of(candidates, noise=0.04).given(np.array([3, 3, 3, 3]), np.array([0.1, 0.2, 0.0, 0.1]))
+    mean = belief_of(candidates, noise=0.02).given(np.array([3]), np.array([0.1]))
+    for one, other in zip(four, mean, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_ten_thousand_measurements_are_gone_on_from_as_fast_as_one(candidates: Candidates) -> None:
+    seen = [Measured(0, truthful(candidates, np.zeros(len(candidates)))(0))] * 10_000
+    decision = Decider(candidates, within=0.02, noise=0.01).decide(seen, np.random.default_rng(0))
+    assert decision.incumbent == 0
