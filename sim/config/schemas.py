@@ -439,7 +439,14 @@ _USUAL_LOOP = OpenLoop()
 
 
 class _OpenLoopTable(FileSchema):
-    """[open_loop]: how requests come in phase traffic, and at which percentile latencies are held to the SLOs."""
+    """[open_loop]: how requests come in phase traffic, and at which percentile latencies are held to the SLOs.
+
+    Attributes:
+        percentile: Of the requests' latencies, which must keep the SLOs.
+        cv: Standard deviation of the gaps between requests over their mean; 1 is Poisson.
+        requests: In a replay.
+        seed: Of the arrivals.
+    """
 
     percentile: Annotated[Positive, Field(le=100)] = _USUAL_LOOP.percentile
     cv: Annotated[Positive, Field(le=100)] = _USUAL_LOOP.cv
