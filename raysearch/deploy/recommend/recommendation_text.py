@@ -139,9 +139,9 @@ def _aggregated_lines(answer: Recommendation) -> Iterator[RenderableType]:
 
 def _space(workload: Workload) -> str:
     """Whose strategies they are, where it is not the engine's that is charged."""
-    if workload.engine and workload.space == workload.engine.family:
-        return ""
     rules = engine_rules_of(workload)
+    if rules and workload.engine and rules.name == workload.engine.family:
+        return ""
     return f"{rules.title} {rules.version}: " if rules else f"Space {workload.space}: "
 
 
