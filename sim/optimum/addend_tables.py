@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -65,11 +66,15 @@ class AddendTables:
 
     def within(self, choices: Mapping[str, Sequence[int]]) -> AddendTables:
         """The same of some of the choices."""
-        return AddendTables(self._sides, choices)
+        found = copy(self)
+        found.choices = {name: tuple(choices[name]) for name in self.costs}
+        found.costs = {name: {each: row[each] for each in choices[name]} for name, row in self.costs.items()}
+        return found
 
-    def each(self, figure: OpFigure) -> list[Factor]:
-        """A figure of each op."""
-        return [Factor((name,), np.array([*map(figure, row.values())])) for name, row in self.costs.items()]
+    def each(self, figure: OpFigure, ops: Container[str] | None = None) -> list[Factor]:
+        """A figure of each op, or of each of some."""
+        rows = [(name, row) for name, row in self.costs.items() if ops is None or name in ops]
+        return [Factor((name,), np.array([*map(figure, row.values())])) for name, row in rows]
 
     def moved_s(self, *, crossing: bool = True) -> Iterator[Factor]:
         """Seconds of the tensors of which all ends are tabulated; without those that cross, if so asked."""

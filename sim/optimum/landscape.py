@@ -24,14 +24,14 @@ from sim.arrays import Flags, Floats, Ints
 from sim.evaluation import Evaluation
 from sim.layers.ops import Layer, Side
 from sim.ops.layers import layer_ops
-from sim.optimum.addend_tables import ACTIVATION_BYTES, KV_BYTES, TIME_S, WEIGHT_BYTES, AddendTables, joined
+from sim.optimum.addend_tables import ACTIVATION_BYTES, KV_BYTES, TIME_S, WEIGHT_BYTES, AddendTables, Factor, joined
 from sim.optimum.spaces import Space, space_of
 from sim.serving.confidence import ROUNDING, slower
 from sim.serving.phases import batching, most_sequences, phase_of
 from sim.simulate import degree_violations, evaluate
 from sim.step.attention_expert_meshes import Sides, sides
 from sim.step.costs import rank_of
-from sim.step.pipeline import pipeline, side_by_side
+from sim.step.pipeline import Stage, pipeline, pipelines
 from sim.step.stage import base_of, room, stage_bytes, stage_s, vocabulary_seconds
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -183,15 +183,17 @@ class _Segment:
         size: [n] which of them a combination has.
     """
 
-    def __init__(self, tables: AddendTables, separators: Sequence[str], ops: Sequence[str]) -> None:
+    def __init__(
+        self, tables: AddendTables, moved_s: Sequence[Factor], separators: Sequence[str], ops: Sequence[str]
+    ) -> None:
         self.ops, own = tuple(ops), set(ops)
         sizes = {name: len(tables.choices[name]) for name in ops}
         around = {name: len(tables.choices[name]) for name in separators}
-        seconds = (each for each in (*tables.each(TIME_S), *tables.moved_s()) if own & set(each.ops))
+        seconds = (*tables.each(TIME_S, own), *(each for each in moved_s if not own.isdisjoint(each.ops)))
         self.time_s = joined(seconds, around | sizes).reshape(*around.values(), -1)
         every = np.stack(
             [
-                joined((each for each in tables.each(figure) if own & set(each.ops)), sizes, join).ravel()
+                joined(tables.each(figure, own), sizes, join).ravel()
                 for figure, join in ((WEIGHT_BYTES, np.add), (KV_BYTES, np.add), (ACTIVATION_BYTES, np.maximum))
             ]
         )
@@ -229,7 +231,8 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
         return
     cut, names = _cut(rank.layer), tuple(rank.layer.op_by_name)
     assert cut is not None
-    left, right = (_Segment(tables, cut.separators, ops) for ops in (cut.left, cut.right))
+    moved_s = list(tables.moved_s())
+    left, right = (_Segment(tables, moved_s, cut.separators, ops) for ops in (cut.left, cut.right))
     around = [tables.costs[name] for name in cut.separators]
     pairs = list(itertools.product(*(row.items() for row in around)))
     peaks = [max(cost.activation_bytes for _, cost in pair) for pair in pairs]
@@ -317,7 +320,10 @@ class _Rooms:
     """
 
     def __init__(self, alone: Sides, depths: Sequence[int], segments: Sequence[_Segment]) -> None:
-        self._alone, self._depths, self._segments = alone, depths, segments
+        self._workload, self._base, self._depths = alone.experts.workload, base_of([alone]), tuple(depths)
+        weights, kv, inner = zip(*(each.sizes for each in segments), strict=True)
+        self._held, self._inner_bytes = ([np.add.outer(*weights)], [np.add.outer(*kv)]), np.maximum.outer(*inner)
+        self._least_bytes = float(self._inner_bytes.min())
         self._fits: dict[float, dict[int, tuple[Flags, bool, bool]]] = {}
 
     def of(self, peak_bytes: float, pp: int) -> tuple[Flags, bool, bool]:
@@ -327,20 +333,25 @@ class _Rooms:
             peak_bytes: Largest activations of ops of neither segment.
             pp: Pipeline stages.
         """
-        if peak_bytes not in self._fits:
-            fits = zip(self._depths, self._room_for(peak_bytes), strict=True)
-            self._fits[peak_bytes] = {depth: (each, bool(each.any()), bool(each.all())) for depth, each in fits}
-        return self._fits[peak_bytes][pp]
+        counted_bytes = max(peak_bytes, self._least_bytes)  # below, those of the segments are larger
+        if counted_bytes not in self._fits:
+            fits = zip(self._depths, self._room_for(counted_bytes), strict=True)
+            self._fits[counted_bytes] = {depth: (each, bool(each.any()), bool(each.all())) for depth, each in fits}
+        return self._fits[counted_bytes][pp]
 
     def _room_for(self, peak_bytes: float) -> Flags:
         """[depths, left sizes, right sizes]."""
-        depths, workload, base = self._depths, self._alone.experts.workload, base_of([self._alone])
-        pipelines = [pipeline(workload, pp) for pp in depths]
-        starts = np.cumsum([0, *(len(each) for each in pipelines)])
-        pp = np.repeat(depths, np.diff(starts))[:, None, None]
-        stages = side_by_side([stage for each in pipelines for stage in each], pp.shape)
-        weights, kv, inner = zip(*(each.sizes for each in self._segments), strict=True)
-        held, inner_bytes = ([np.add.outer(*weights)], [np.add.outer(*kv)]), np.maximum.outer(*inner)
-        kinds = stage_bytes(workload, stages, pp, *held, np.maximum(inner_bytes, peak_bytes), base)
-        needed, allowed = room(workload, sum(kinds), kinds[1])
-        return np.logical_and.reduceat(needed <= allowed, starts[:-1], axis=0)
+        pp, stages, starts = _side_by_side(self._workload, self._depths)
+        peak = np.maximum(self._inner_bytes, peak_bytes)
+        kinds = stage_bytes(self._workload, stages, pp, *self._held, peak, self._base)
+        needed, allowed = room(self._workload, sum(kinds), kinds[1])
+        return np.logical_and.reduceat(needed <= allowed, starts, axis=0)
+
+
+@functools.lru_cache(maxsize=64)
+def _side_by_side(workload: Workload, depths: tuple[int, ...]) -> tuple[Ints, Stage, Ints]:
+    """Pipelines' degrees and stages `[stages, 1, 1]`, and where those of each begin."""
+    each = pipelines(workload, depths)
+    layers, _, first, last = each.stages
+    pp, *flags = (of_all.reshape(-1, 1, 1) for of_all in (each.pp, *layers, first, last))
+    return pp, Stage(tuple(flags[:-2]), (), *flags[-2:]), each.starts
