@@ -28,7 +28,7 @@ from sim.nearness import idle_slos, near_limits
 from sim.optimum.exact_search import find_bests
 from sim.optimum.landscape import can_be_added_up
 from sim.optimum.spaces import space_of
-from sim.optimum.uneven_stages import UnevenStages, best_stages
+from sim.optimum.uneven_stages import UnevenStages, best_stages, check_stages_may_differ
 from sim.precision import slow_precision
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -58,6 +58,9 @@ class OptimumResult(Result):
         fresh: Whether what the cache on disk holds is found anew.
         bars: Shows progress.
         uneven_stages: Whether pipelines with the best layers per stage are solved, too.
+
+    Raises:
+        InputError: They are asked for, and the phase, the space or the confidence has none.
     """
 
     question: Question
@@ -66,6 +69,14 @@ class OptimumResult(Result):
     fresh: bool = False
     bars: Bars = field(default=no_bars, repr=False, compare=False)
     uneven_stages: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.uneven_stages:
+            return
+        try:
+            check_stages_may_differ(space_of(self.workload))
+        except ValueError as error:
+            raise InputError(f"--set uneven_stages: {error}") from None
 
     @cached_property
     def around(self) -> CachedOptimum | None:
@@ -103,17 +114,8 @@ class OptimumResult(Result):
 
     @cached_property
     def uneven(self) -> UnevenStages | None:
-        """The best pipeline with any number of layers per stage; None where none is feasible, or nobody asked.
-
-        Raises:
-            InputError: The phase, the confidence or the space has no such pipelines.
-        """
-        if not self.uneven_stages:
-            return None
-        try:
-            return best_stages(space_of(self.workload))
-        except ValueError as error:
-            raise InputError(f"--set uneven_stages: {error}") from None
+        """The best pipeline with any number of layers per stage; None where none is feasible, or nobody asked."""
+        return best_stages(space_of(self.workload)) if self.uneven_stages else None
 
     @property
     def tokens_per_s_per_gpu(self) -> float:

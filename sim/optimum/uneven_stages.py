@@ -61,6 +61,20 @@ class UnevenStages:
         return evaluate(replace(workload, stage_layers=self.layers), self.strategy)
 
 
+def check_stages_may_differ(space: Space) -> None:
+    """Raises: ValueError where `best_stages` has no answer, and why."""
+    workload = space.workload
+    if phase_of(workload).mixes:
+        raise ValueError(
+            f"stages are balanced for one kind of step, and phase {workload.phase!r} has steps with prompts and without"
+            ": take phase 'decode' or 'prefill', or give layers by stage_layers, which every phase has"
+        )
+    if space.engine is not None or space.vocabulary:
+        raise ValueError("expected a space that is a product of tables, such as 'joint' or 'extended', and no engine's")
+    if slower(workload).guarded:
+        raise ValueError(f"stages are balanced as predicted: expected a confidence of 0.5, got {workload.confidence:g}")
+
+
 def best_stages(space: Space, *, own_choices: bool = False) -> UnevenStages | None:
     """The best pipeline of a space whose stages may have any number of layers; None where none is feasible.
 
@@ -73,13 +87,8 @@ def best_stages(space: Space, *, own_choices: bool = False) -> UnevenStages | No
         ValueError: Steps with prompts and steps without are mixed, limits are kept with confidence, or the space is no
             product of tables.
     """
+    check_stages_may_differ(space)
     workload = space.workload
-    if phase_of(workload).mixes:
-        raise ValueError(f"stages are balanced for one kind of step, and phase {workload.phase!r} has two")
-    if slower(workload).guarded:
-        raise ValueError(f"stages are balanced as predicted: expected a confidence of 0.5, got {workload.confidence:g}")
-    if space.engine is not None or space.vocabulary:
-        raise ValueError("expected a space that is a product of tables, such as 'joint' or 'extended'")
     best: UnevenStages | None = None
     reached = 0.0
     if not own_choices:  # equal stages are some of them

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import raysearch as rs
+from raysearch.answers.optimal import OptimumResult
 from raysearch.answers.recommended import RecommendationResult
 from raysearch.answers.result import Result
 from raysearch.answers.searched import SearchResult
@@ -21,7 +22,7 @@ from raysearch.cli.app import app
 from raysearch.runs.run import SearchRun
 from raysearch.studies.study_file import load_study, run_dir, write_study
 from sim.config.files import CatalogError
-from sim.config.question import option_of
+from sim.config.question import Question, option_of
 from tests.conftest import CHECKOUT
 
 RUNNER = CliRunner()
@@ -274,3 +275,16 @@ def test_what_cannot_be_met_is_a_result() -> None:
     impossible = rs.recommend(rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=0.01), top=1)
     assert (impossible.feasible, impossible.best) == (False, None)
     assert "Nothing is feasible" in str(impossible)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"phase": "serve", "engine": "none"}, "phase 'serve' has steps with prompts and without"),
+        ({"phase": "decode", "engine": "vllm"}, "no engine's"),
+    ],
+)
+def test_stages_that_cannot_differ_are_refused_before_anything_is_searched(asked: dict[str, str], why: str) -> None:
+    question = Question(model="deepseek_v3", isl=4000, osl=500, gpus=64, **asked)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=f"--set uneven_stages: .*{why}"):
+        OptimumResult(question, question.load(), uneven_stages=True)

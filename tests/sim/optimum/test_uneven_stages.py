@@ -156,5 +156,5 @@ def test_layers_that_are_given_are_those_of_pipelines_of_as_many_stages() -> Non
     assert best.tpot_s < even.tpot_s <= given.tpot_s
     with pytest.raises(CatalogError, match=r"61 together, got 13,16,16 \(45\)"):
         dataclasses.replace(DEEPSEEK, stage_layers="13,16,16").load()
-    with pytest.raises(ValueError, match="phase 'serve' has two"):
+    with pytest.raises(ValueError, match="phase 'serve' has steps with prompts and without: take phase 'decode'"):
         best_stages(joint_space(dataclasses.replace(DEEPSEEK, phase="serve").load()))
