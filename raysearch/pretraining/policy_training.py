@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from raysearch.base.errors import InputError
 from raysearch.base.file_io import write_bytes
 from raysearch.pretraining.checkpoints import keep, restored
 from raysearch.pretraining.policy_module import PolicyModule, PolicyNetwork
@@ -158,6 +160,9 @@ def reinforced(
         processes: RLlib's env runners; one searches in this process.
         progress: Called with (iterations done, iterations).
         log: Called with (name, value, iteration).
+
+    Raises:
+        InputError: The weights of an iteration cannot be read.
     """
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core import DEFAULT_MODULE_ID
@@ -170,7 +175,7 @@ def reinforced(
     if not done:
         _write_weights(_weights(folder, 0), network)
     for number in range(1, done + 1):
-        network.load_state_dict(load_file(_weights(folder, number)))
+        _read_weights(_weights(folder, number), network)
         yield network
     if done == policy.iterations:
         return
@@ -219,6 +224,16 @@ def reinforced(
 
 def _weights(folder: Path, iteration: int) -> Path:
     return folder / f"policy-{iteration:04d}.safetensors"
+
+
+def _read_weights(path: Path, network: PolicyNetwork) -> None:
+    try:
+        network.load_state_dict(load_file(path))
+    except (SafetensorError, OSError, RuntimeError) as error:
+        words = " ".join(str(error).split())
+        raise InputError(
+            f"{path} is damaged, or of another network: {words:.200}; delete it, and the same command trains again"
+        ) from error
 
 
 def _write_weights(path: Path, network: PolicyNetwork) -> None:

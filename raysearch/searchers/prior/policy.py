@@ -39,8 +39,6 @@ _MOST_HISTORY = 128
 """[assumed] Calls that it reads, the best and the latest of more."""
 OF_WORKLOAD, OF_CANDIDATE, OF_CALL = 4, 9, 6
 """Numbers of a token beside the strategy's: see `tokens_of`."""
-
-
 READ = ("of_workload", "of_calls", "of_candidates")
 """Layers that read `PolicyTokens`."""
 

@@ -174,6 +174,19 @@ def test_imitation_learns_to_choose_what_truly_gains(tmp_path: Path) -> None:
     assert before < 0.4 < 0.9 < gained()
 
 
+@pytest.mark.parametrize("content", [b"", pickle.dumps(print)])
+def test_damaged_weights_of_an_iteration_are_one_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+    pytest.importorskip("torch")
+    from raysearch.pretraining.policy_module import PolicyNetwork
+    from raysearch.pretraining.policy_training import reinforced
+
+    network = PolicyNetwork(TokenLayout(constants=5, own=7, calls=4), 8, 1)
+    (tmp_path / "policy-0001.safetensors").write_bytes(content)
+    yielded = reinforced(network, SMALL, [], SHIPPED_PRIOR, tmp_path, 1, lambda *_: None, lambda *_: None)
+    with pytest.raises(InputError, match=r"policy-0001.safetensors is damaged.*delete it"):
+        list(yielded)
+
+
 def test_a_policy_is_read_as_it_was_written_and_another_file_is_one_error(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from raysearch.pretraining.policy_module import PolicyNetwork
