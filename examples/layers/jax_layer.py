@@ -70,23 +70,19 @@ def from_partition_spec(spec: PartitionSpec, axes: tuple[str, ...]) -> dict[str,
 
 
 def weight_specs(sharded: Sharded) -> dict[str, PartitionSpec]:
-    """Specs of a layer's weights on a mesh of the axes ep and tp; experts are dealt out over ep."""
-    specs: dict[str, PartitionSpec] = {}
-    for name, shape in weight_shapes(sharded.model).items():
-        over_ep = Shard(0) if sharded.model.is_moe and name in ("ffn1", "ffn2") else REPLICATE
-        specs[name] = partition_spec({"ep": over_ep, "tp": sharded.weight_placement(name)}, len(shape))
-    return specs
+    """Specs of a layer's weights on `sharded.mesh`; experts are dealt out."""
+    shapes = weight_shapes(sharded.model)
+    return {name: partition_spec(sharded.weight_spread(name), len(shape)) for name, shape in shapes.items()}
 
 
 def stream_spec(sharded: Sharded) -> PartitionSpec:
-    """Spec of the residual stream [tokens, hidden]: tokens over ep, and over tp as the layer leaves it."""
-    return partition_spec({"ep": Shard(0), "tp": sharded.stream}, 2)
+    """Spec of the residual stream [tokens, hidden], as the layer leaves it."""
+    return partition_spec(sharded.stream, 2)
 
 
 def cache_spec(sharded: Sharded) -> PartitionSpec:
     """Spec of keys and values [sequences, context, kv heads, head dim]."""
-    over_tp = {"t": Shard(0), "h": Shard(2)}.get(sharded.label("attention"), REPLICATE)
-    return partition_spec({"ep": Shard(0), "tp": over_tp}, 4)
+    return partition_spec(sharded.cache, 4)
 
 
 def sharded_layer(sharded: Sharded, mesh: Mesh) -> Callable[[Mapping[str, Array], tuple[Array, Array], Array], Array]:
@@ -94,14 +90,14 @@ def sharded_layer(sharded: Sharded, mesh: Mesh) -> Callable[[Mapping[str, Array]
 
     Args:
         sharded: How it is cut.
-        mesh: With axes "ep" and "tp" of the degrees.
+        mesh: With the axes of `sharded.mesh`.
 
     Raises:
         InputError: The mesh is another, or the model's layer has a part that cannot be run.
     """
     check_runs(sharded.model)
-    if dict(mesh.shape) != {"ep": sharded.ep, "tp": sharded.tp}:
-        raise InputError(f"expected a mesh (ep {sharded.ep}, tp {sharded.tp}), got {dict(mesh.shape)}")
+    if dict(mesh.shape) != sharded.mesh:
+        raise InputError(f"expected a mesh {sharded.mesh}, got {dict(mesh.shape)}")
     stream = stream_spec(sharded)
 
     def on_rank(weights: Mapping[str, Array], cache: tuple[Array, Array], x: Array) -> Array:

@@ -42,7 +42,8 @@ class TorchLayer(nn.Module):
         self.dispatch = Dispatch(group.feed_forward.experts)
         self.ffn1 = Experts(shapes["ffn1"])
         self.ffn2 = Experts(shapes["ffn2"])
-        self.weigh = Weigh(group.feed_forward.experts)
+        self.shares = Shares(group.feed_forward.experts)
+        self.weigh = Weigh()
 
     def forward(self, stream: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """One decode step."""
@@ -53,7 +54,7 @@ class TorchLayer(nn.Module):
             return self.combine(self.ffn2(self.activation(self.ffn1(x))), stream)
         routing = self.pick(self.router(x))
         outputs = self.ffn2(self.activation(self.ffn1(self.dispatch(x, routing))))
-        return self.combine(self.weigh(outputs, routing), stream)
+        return self.combine(self.weigh(outputs, self.shares(routing)), stream)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Takes weights as the simulator has them, by op, input columns before output columns."""
@@ -174,17 +175,24 @@ class Experts(nn.Module):
         return torch.bmm(x.flatten(1, 2), self.weight).unflatten(1, x.shape[1:3])
 
 
-class Weigh(nn.Module):
-    """The sum of a token's experts."""
+class Shares(nn.Module):
+    """The weight of each expert for each token."""
 
     def __init__(self, experts: int) -> None:
         super().__init__()
         self.experts = experts
 
-    def forward(self, outputs: Tensor, routing: Tensor) -> Tensor:
+    def forward(self, routing: Tensor) -> Tensor:
+        """[experts, tokens], zeros where it was not picked."""
+        return torch.einsum("tke,tk->et", _one_hot(routing, self.experts), routing[..., 1])
+
+
+class Weigh(nn.Module):
+    """The sum of a token's experts."""
+
+    def forward(self, outputs: Tensor, shares: Tensor) -> Tensor:
         """[tokens, hidden] of this sender's [experts, senders, tokens, hidden]."""
-        weight = torch.einsum("tke,tk->te", _one_hot(routing, self.experts), routing[..., 1])
-        return torch.einsum("te,etd->td", weight.to(outputs.dtype), outputs[:, 0])
+        return torch.einsum("et,etd->td", shares.to(outputs.dtype), outputs[:, 0])
 
 
 def _one_hot(routing: Tensor, experts: int) -> Tensor:

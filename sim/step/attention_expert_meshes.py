@@ -20,9 +20,12 @@ from sim.layers.ops import Layer, Tensor
 from sim.layers.sizes import Load
 from sim.ops.rank import Rank
 from sim.prices.collectives import Collective
+from sim.prices.hardware import Hardware
+from sim.sharding.layout import Layout
 from sim.sharding.placement import REPLICATE, Placement, Shard
+from sim.sharding.routes import RouteStep
 from sim.step.costs import move_s, moved, moves, rank_of, seconds, stream_bytes
-from sim.step.mesh_moves import Axis, axes_of, mesh_collectives
+from sim.step.mesh_moves import Axis, axes_of, fastest_route, mesh_collectives
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -151,18 +154,32 @@ def crossing(
 
     Its mesh is the larger group as one of groups of the smaller; where they do not fit, a violation, nearly that.
     """
+    or_more = leaves.load.or_more or takes.load.or_more
+    return mesh_collectives(*_ends(leaves, takes, source, target, due=due), tensor.name, or_more=or_more)
+
+
+def crossing_steps(
+    leaves: Rank, takes: Rank, source: Placement, target: Placement
+) -> tuple[tuple[Axis, ...], tuple[RouteStep, ...]]:
+    """How `crossing` gets there: the axes of more than one GPU and the steps over them, of which some move nothing."""
+    or_more = leaves.load.or_more or takes.load.or_more
+    return fastest_route(*_ends(leaves, takes, source, target, due=False), or_more=or_more)
+
+
+def _ends(
+    leaves: Rank, takes: Rank, source: Placement, target: Placement, *, due: bool
+) -> tuple[Hardware, tuple[Axis, ...], Layout, Layout, tuple[int, ...], float]:
+    """Machine, mesh, both layouts, shape and bytes per element of the residual stream from one side to the other."""
     larger, smaller = sorted((leaves, takes), key=lambda rank: (-rank.tp, rank.axis == "moe_tp"))
     inner = math.gcd(larger.tp, smaller.tp)
     outer = "dp" if larger.axis == "moe_tp" else "moe_ep"
-    return mesh_collectives(
+    return (
         larger.workload.hardware,
         (Axis(outer, larger.tp // inner, inner), Axis(smaller.axis, inner, 1)),
         _layout(leaves, larger, source),
         _layout(takes, larger, target),
         (math.ceil(larger.sizes.output_tokens if due else larger.sizes.tokens), larger.sizes.columns["d"]),
         larger.activation_each,
-        tensor.name,
-        or_more=leaves.load.or_more or takes.load.or_more,
     )
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from raysearch.base.errors import InputError
 from raysearch.deploy.export.deployment import Deployment
-from raysearch.deploy.layers.sharded_layer import Sharded, shown_group, unshown
+from raysearch.deploy.layers.sharded_layer import Sharded, sharded_layer_of, shown_group, unshown
 from sim.config.files import did_you_mean
 from sim.ops.layers import op_names
-from sim.strategy import CHOICES, NONE
+from sim.strategy import NONE
 
 
 def cut_of(deployment: Deployment, target: str) -> Sharded:
@@ -21,14 +21,12 @@ def cut_of(deployment: Deployment, target: str) -> Sharded:
         target: To what.
 
     Raises:
-        InputError: A strategy beyond the joint space.
+        InputError: A strategy whose layers do not run.
     """
-    strategy, model = deployment.strategy, deployment.workload.model
-    if strategy.extended or set(strategy.dims) - set(CHOICES):
-        raise InputError(
-            f"--to {target} knows the strategies of the joint space: one mesh of tp and ep, choices 0, 1 and 2"
-        )
-    return Sharded(model, dict(zip(op_names(model), strategy.dims, strict=True)), strategy.tp, strategy.ep)
+    try:
+        return sharded_layer_of(deployment.workload, deployment.strategy)
+    except InputError as error:
+        raise InputError(f"--to {target}: {error}") from None
 
 
 def with_ops(deployment: Deployment, names: Sequence[str]) -> Deployment:

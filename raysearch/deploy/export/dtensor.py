@@ -17,14 +17,15 @@ from sim.sharding.placement import PARTIAL, REPLICATE
 from sim.simulate import evaluate
 
 _HEAD = '''
-"""Shardings over EP x TP GPUs of one layer of MODEL, for PyTorch; all layers are alike.
+"""Shardings over the GPUs of MESH of one layer of MODEL, for PyTorch; all layers are alike.
 
     parallelize_module(model, mesh(), plan())
 
-A module that is not in PLAN stays as it is. Rename those that your model calls otherwise. Placements are over ep and
-tp: STREAM those of [tokens, hidden] between layers, CACHE those of keys and values, [sequences, context, kv heads, head
-dim], or None where there are no heads. LEFT_OUT is what they do not say of the model, CHARGED what each GPU sends in a
-layer, as the simulator charges it.
+A module that is not in PLAN stays as it is. Rename those that your model calls otherwise. Placements are over the axes
+of MESH, or of the same GPUs in the shape that a module states, where experts have a mesh of their own: STREAM those of
+[tokens, hidden] between layers, CACHE those of keys and values, [sequences, context, kv heads, head dim], or None where
+there are no heads. LEFT_OUT is what they do not say of the model, CHARGED what each GPU sends in a layer, as the
+simulator charges it.
 """
 
 from styles import OpParallel
@@ -35,7 +36,7 @@ P, R, S = Partial(), Replicate(), Shard
 '''
 _TAIL = """
 def mesh(device: str = "cuda") -> DeviceMesh:
-    return init_device_mesh(device, (EP, TP), mesh_dim_names=("ep", "tp"))
+    return init_device_mesh(device, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
 
 
 def plan(layers: str = "layers.*.") -> dict[str, OpParallel]:
@@ -52,8 +53,8 @@ def export(deployment: Deployment) -> Export:
     cut, missing = cut_of(deployment, "dtensor"), left_out(deployment)
     constants = {
         "MODEL": cut.model.name,
-        "EP": cut.ep,
-        "TP": cut.tp,
+        **cut.degrees,
+        "MESH": {"dp": cut.attention_dp, "tp": cut.tp} if cut.extended else dict(cut.mesh),
         "PLAN": {path: style(plan) for path, plan in layer_plan(cut).items()},
         "STREAM": placements(stream_lay(cut)),
         "CACHE": placements(cache_lay(cut)) if isinstance(cut.group.attention, GroupedAttention) else None,
@@ -76,8 +77,13 @@ def style(plan: OpPlan) -> Call:
     named: dict[str, object] = {"reads": [placements(lay) for lay in plan.reads]}
     named |= {"weight": placements(plan.weight)} if plan.weight else {}
     named |= {"gives": placements(plan.gives)}
-    named |= {"leaves": placements(plan.leaves)} if plan.leaves != plan.gives else {}
-    return Call("OpParallel", (), named | ({"local": True} if plan.local else {}))
+    named |= {"leaves": placements(plan.leaves)} if plan.leaves != plan.gives or plan.hops else {}
+    named |= {"local": True} if plan.local else {}
+    named |= {"shape": plan.shape} if plan.shape else {}
+    if plan.hops:
+        named["hops"] = [(shape, placements(source), placements(target)) for shape, source, target in plan.hops]
+        named["leaves_shape"] = plan.leaves_shape
+    return Call("OpParallel", (), named)
 
 
 def placements(lay: Lay) -> tuple[object, ...]:

@@ -10,16 +10,19 @@ from collections.abc import Mapping
 from raysearch.deploy.export.cut import ORDER_NOTE, cut_of, left_out
 from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.render import Call, python_text
-from raysearch.deploy.layers.sharded_layer import Sharded, weight_shapes
+from raysearch.deploy.layers.sharded_layer import weight_shapes
 from sim.layers.mixers import GroupedAttention
 from sim.sharding.placement import Placement, Shard
 
 _HEAD = '''
-"""Shardings over EP x TP devices of one layer of MODEL, for JAX; all layers are alike.
+"""Shardings over the devices of MESH of one layer of MODEL, for JAX; all layers are alike.
 
-STREAM is that of [tokens, hidden] between layers, CACHE that of keys and values, [sequences, context, kv heads,
-head dim], or None where there are no heads. LEFT_OUT is what they do not say of the model.
+Where attention (DP x TP) and experts (EP x MOE_TP) have meshes of their own, each of the four is an axis of MESH or two
+neighbours. STREAM is that of [tokens, hidden] between layers, CACHE that of keys and values, [sequences, context, kv
+heads, head dim], or None where there are no heads. LEFT_OUT is what they do not say of the model.
 """
+
+import math
 
 import jax
 import numpy as np
@@ -27,7 +30,8 @@ from jax.sharding import Mesh, PartitionSpec as P
 '''
 _TAIL = """
 def mesh(devices=None):
-    return Mesh(np.array(devices or jax.devices()[: EP * TP]).reshape(EP, TP), ("ep", "tp"))
+    sizes = tuple(MESH.values())
+    return Mesh(np.array(devices or jax.devices()[: math.prod(sizes)]).reshape(sizes), tuple(MESH))
 """
 
 
@@ -38,17 +42,14 @@ def export(deployment: Deployment) -> Export:
         InputError: A strategy beyond the joint space.
     """
     cut, missing = cut_of(deployment, "jax"), left_out(deployment)
-    weights: dict[str, Call] = {}
-    for name, shape in weight_shapes(cut.model).items():
-        over_ep = {"ep": Shard(0)} if cut.model.is_moe and name in ("ffn1", "ffn2") else {}
-        weights[name] = spec({**over_ep, "tp": cut.weight_placement(name)}, len(shape))
+    weights = {name: spec(cut.weight_spread(name), len(shape)) for name, shape in weight_shapes(cut.model).items()}
     constants = {
         "MODEL": cut.model.name,
-        "EP": cut.ep,
-        "TP": cut.tp,
+        **cut.degrees,
         "WEIGHTS": weights,
-        "STREAM": spec({"ep": Shard(0), "tp": cut.stream}, 2),
-        "CACHE": _cache(cut),
+        "MESH": dict(cut.mesh),
+        "STREAM": spec(cut.stream, 2),
+        "CACHE": spec(cut.cache, 4) if isinstance(cut.group.attention, GroupedAttention) else None,
         "LEFT_OUT": missing,
     }
     notes = (
@@ -56,13 +57,6 @@ def export(deployment: Deployment) -> Export:
         "examples.layers.jax_layer runs the layer with the collectives that the simulator charges",
     )
     return Export(None, {"sharding.py": python_text(_HEAD, constants, _TAIL)}, missing, notes)
-
-
-def _cache(cut: Sharded) -> Call | None:
-    if not isinstance(cut.group.attention, GroupedAttention):
-        return None
-    over_tp = {"t": Shard(0), "h": Shard(2)}.get(cut.label("attention"))
-    return spec({"ep": Shard(0), **({"tp": over_tp} if over_tp else {})}, 4)
 
 
 def spec(placements: Mapping[str, Placement], rank: int) -> Call:

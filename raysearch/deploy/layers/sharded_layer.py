@@ -3,37 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from raysearch.base.errors import InputError
 from sim.config.files import did_you_mean
 from sim.layers.choices import OpRule, rule
 from sim.layers.mixers import Attention, CompressedAttention, LatentAttention, LinearMixer
 from sim.layers.model import FeedForward, Model
-from sim.layers.ops import Layer, Tensor
+from sim.layers.ops import Layer, Side, Tensor
 from sim.ops.layers import layer_ops, op_names, registered_ops
+from sim.ops.rank import Rank
+from sim.serving.phases import batching
 from sim.sharding.placement import REPLICATE, Placement, Shard
-from sim.strategy import CHOICES
+from sim.step.attention_expert_meshes import crossing_steps, sides_of_strategy
+from sim.strategy import CHOICES, Strategy
+from sim.workload import ExpertExchange, Workload
 
 EPSILON = 1e-6
 """Of norms."""
 
 
+class Hop(NamedTuple):
+    """A step of the residual stream's way from one side's mesh to the other's.
+
+    Attributes:
+        axes: Neighbouring axes of the mesh that it moves over as one group, by name.
+        source, target: Placement before and after of what such a group holds.
+        before, after: Of the whole tensor, by axis of `Sharded.mesh`; alike but for these axes.
+    """
+
+    axes: tuple[str, ...]
+    source: Placement
+    target: Placement
+    before: Mapping[str, Placement]
+    after: Mapping[str, Placement]
+
+
 @dataclass(frozen=True)
 class Sharded:
-    """A model's layer under choices of a strategy, all in the joint space.
+    """A model's layer under choices of a strategy, of 0, 1 and 2 for each op.
 
     Attributes:
         model: Of it the layers with experts, if any has them; with grouped attention to every token, no shared experts.
         choices: Per fused op, by name.
-        tp, ep: Ranks of the two mesh axes. Attention is data-parallel over ep.
+        tp, ep: Ranks that share an attention head's tokens, and groups of experts.
+        dp: Groups with tokens of their own in attention; None for those of ep.
+        exchange: How tokens reach their experts.
+        hops: By tensor of the residual stream that goes from one side's mesh to the other's, and target, its way.
     """
 
     model: Model
     choices: Mapping[str, int]
     tp: int
     ep: int = 1
+    dp: int | None = None
+    exchange: ExpertExchange = "all_to_all"
+    hops: Mapping[tuple[str, Placement], tuple[Hop, ...]] = field(default_factory=dict[Any, Any])
 
     @property
     def layer(self) -> Layer:
@@ -54,16 +80,153 @@ class Sharded:
         return self.layer.op(name).label(self.choices[name])
 
     @property
-    def stream(self) -> Placement:
-        """Of the residual stream between layers."""
-        return self.rule("combine").output
+    def attention_dp(self) -> int:
+        """Groups with tokens of their own in attention."""
+        return self.ep if self.dp is None else self.dp
+
+    @property
+    def extended(self) -> bool:
+        """Whether attention and experts have meshes of their own."""
+        return self.attention_dp != self.ep
+
+    @property
+    def moe_tp(self) -> int:
+        """Ranks that share an expert."""
+        return self.tp * self.attention_dp // self.ep
+
+    @property
+    def copies(self) -> int:
+        """Groups of experts that have the same tokens, where these do not travel to their experts' ranks."""
+        return self.ep // self.attention_dp if self.exchange == "all_gather" and self.ep > self.attention_dp else 1
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """As exported files name them: those of both meshes where there are two."""
+        own = {"DP": self.attention_dp, "TP": self.tp, "EP": self.ep, "MOE_TP": self.moe_tp}
+        return own if self.extended else {"EP": self.ep, "TP": self.tp}
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        """Ranks per axis, the innermost last.
+
+        >>> from sim.config.catalog import load_model
+        >>> Sharded(load_model("qwen3_235b_a22b"), {}, tp=4, ep=4, dp=1).mesh
+        {'outer': 1, 'middle': 4, 'inner': 1}
+        """
+        if not self.extended:
+            return {"ep": self.ep, "tp": self.tp}
+        inner, larger = sorted((self.tp, self.moe_tp))
+        return {"outer": self.tp * self.attention_dp // larger, "middle": larger // inner, "inner": inner}
+
+    def group_axes(self, side: Side) -> tuple[str, ...]:
+        """Axes of the ranks that an op of a side shards over."""
+        if not self.extended:
+            return ("tp",)
+        larger = self.tp > self.moe_tp if side == "attention" else self.moe_tp > self.tp
+        return ("middle", "inner") if larger else ("inner",)
+
+    @property
+    def ep_axes(self) -> tuple[str, ...]:
+        """Axes of the groups of experts."""
+        return tuple(axis for axis in self.mesh if axis not in self.group_axes("experts"))
+
+    @property
+    def token_axes(self) -> tuple[str, ...]:
+        """Axes of the groups of experts with tokens of their own."""
+        return self.ep_axes[:1] if self.copies > 1 else self.ep_axes
+
+    def spread(self, side: Side, placement: Placement, rows: tuple[str, ...] | None = None) -> dict[str, Placement]:
+        """By axis of the mesh: rows dealt out over some axes, and the placement over those of the side's group.
+
+        Args:
+            side: On whose mesh the tensor lies.
+            placement: Over the group.
+            rows: Axes over which dim 0 is dealt out; None for those whose ranks have tokens of their own.
+        """
+        group = self.group_axes(side)
+        if rows is None:
+            rows = self.token_axes if side == "experts" else tuple(axis for axis in self.mesh if axis not in group)
+        return {axis: placement if axis in group else Shard(0) if axis in rows else REPLICATE for axis in self.mesh}
+
+    @property
+    def stream(self) -> dict[str, Placement]:
+        """Of the residual stream as a layer leaves it, by axis of the mesh."""
+        return self.spread(self.layer.op("combine").side, self.rule("combine").output)
+
+    @property
+    def cache(self) -> dict[str, Placement]:
+        """Of keys and values, [sequences, context, kv heads, head dim], by axis of the mesh."""
+        return self.spread("attention", {"t": Shard(0), "h": Shard(2)}.get(self.label("attention"), REPLICATE))
+
+    def weight_spread(self, name: str) -> dict[str, Placement]:
+        """Of an op's weight, by axis of the mesh; experts are dealt out."""
+        op = self.layer.op(name)
+        rows = self.ep_axes if self.layer.tensor(op.output).by_expert else ()
+        return self.spread(op.side, self.weight_placement(name), rows)
 
     def weight_placement(self, name: str) -> Placement:
-        """Of an op's weight over tp: what the rule says, and a norm's scale where its columns lie."""
+        """Of an op's weight over its side's group: what the rule says, and a norm's scale where its columns lie."""
         op, label = self.layer.op(name), self.label(name)
         if op.kind == "norm":
             return Shard(0) if label == "d" else REPLICATE
         return self.rule(name).weight or REPLICATE
+
+    def crosses(self, tensor: Tensor) -> bool:
+        """Whether it goes from one side's mesh to the other's."""
+        sides = {self.layer.op(name).side for name in tensor.ends}
+        return self.extended and len(sides) > 1
+
+
+def sharded_layer_of(workload: Workload, strategy: Strategy) -> Sharded:
+    """The layer as a strategy shards it on a workload's machine.
+
+    Raises:
+        InputError: Ranks that share a context, meshes that do not fit each other, other choices than 0, 1 and 2, or
+            layers that are one part each on meshes of their own.
+    """
+    model = workload.model
+    if strategy.cp != 1 or set(strategy.dims) - set(CHOICES):
+        raise InputError("expected cp 1 and the choices 0, 1 and 2 of each op: other layers do not run")
+    tp, dp, ep = strategy.tp, strategy.attention_dp, strategy.ep
+    if tp * dp % ep or max(tp, strategy.moe_tp) % min(tp, strategy.moe_tp):
+        raise InputError(f"expected ep to divide tp*dp = {tp * dp}, and of tp and tp*dp/ep one the other, got ep={ep}")
+    choices = dict(zip(op_names(model), strategy.dims, strict=True))
+    sharded = Sharded(model, choices, tp, ep, dp, workload.expert_exchange)
+    return replace(sharded, hops=_hops(sharded, workload, strategy)) if sharded.extended else sharded
+
+
+def _hops(sharded: Sharded, workload: Workload, strategy: Strategy) -> dict[tuple[str, Placement], tuple[Hop, ...]]:
+    """Every way of the residual stream from one side to the other."""
+    groups = [group.name for group in sharded.model.groups]
+    if sharded.group.name not in groups:
+        raise InputError(f"layers of {sharded.model.name} are one part each: expected dp = ep, got dp={sharded.dp}")
+    load = batching(workload, strategy.batch, strategy.attention_dp).through(strategy.pp).loads[0]
+    sides = sides_of_strategy(workload, load, strategy)[groups.index(sharded.group.name)]
+    found: dict[tuple[str, Placement], tuple[Hop, ...]] = {}
+    for tensor in filter(sharded.crosses, sharded.layer.tensors):
+        source = sharded.rule(tensor.producer).output
+        leaves, takes = sides.rank_by_op[tensor.producer], sides.rank_by_op[tensor.consumers[0]]
+        for name in tensor.consumers:
+            target = sharded.rule(name).inputs[sharded.layer.op(name).inputs.index(tensor.name)]
+            found[tensor.name, target] = _way(
+                sharded, sharded.layer.op(tensor.producer).side, leaves, takes, source, target
+            )
+    return found
+
+
+def _way(
+    sharded: Sharded, side: Side, leaves: Rank, takes: Rank, source: Placement, target: Placement
+) -> tuple[Hop, ...]:
+    wide, steps = crossing_steps(leaves, takes, source, target)
+    inner = [axis for axis in ("middle", "inner") if sharded.mesh[axis] > 1]
+    assert len(inner) == len(wide), wide
+    lies, hops = sharded.spread(side, source), list[Hop]()
+    for step in steps:
+        axes = tuple(inner[step.axis : step.axis + step.span])
+        after = lies | dict(zip(inner, step.layout, strict=True))
+        hops.append(Hop(axes, step.source, step.target, lies, after))
+        lies = after
+    return tuple(hops)
 
 
 class ShownLayer(NamedTuple):

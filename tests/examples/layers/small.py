@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from raysearch.deploy.layers.sharded_layer import Sharded, weight_shapes
+from raysearch.deploy.layers.sharded_layer import Sharded, sharded_layer_of, shown_group, weight_shapes
 from sim.config.catalog import load_hardware
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import Model, uniform_model
+from sim.layers.sizes import ROUTING_ENTRY_BYTES
 from sim.ops.layers import op_names
+from sim.prices.collectives import Collective
+from sim.sharding.placement import REPLICATE
 from sim.simulate import evaluate
-from sim.strategy import Strategy
-from sim.workload import DegreeTables, Precisions, Workload
+from sim.strategy import NONE, Strategy
+from sim.workload import DegreeTables, ExpertExchange, Precisions, Workload
 
 SEQUENCES, CONTEXT = 32, 6
 HEADS, KV_HEADS, HEAD_DIM = 8, 4, 8
@@ -22,9 +27,33 @@ DENSE = uniform_model("small", 2, 64, 96, HEADS, KV_HEADS, HEAD_DIM, 128, 1, 1)
 MOE = uniform_model("small_moe", 2, 64, 32, HEADS, KV_HEADS, HEAD_DIM, 128, 4, 4)
 """Every token visits every expert, so that no copy is sent for nothing."""
 
+SOME = uniform_model("small_moe", 2, 64, 32, HEADS, KV_HEADS, HEAD_DIM, 128, 4, 2)
+"""Every token visits two of four experts."""
 
-def sharded(model: Model, dims: tuple[int, ...], tp: int, ep: int) -> Sharded:
-    return Sharded(model, dict(zip(op_names(model), dims, strict=True)), tp, ep)
+
+class Degrees(NamedTuple):
+    """Of a strategy, and how tokens reach their experts."""
+
+    tp: int
+    ep: int
+    dp: int | None = None
+    exchange: ExpertExchange = "all_to_all"
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * (self.dp or self.ep)
+
+
+OWN_MESHES = (Degrees(4, 4, 1), Degrees(2, 4, 2), Degrees(4, 2, 1), Degrees(1, 2, 4))
+"""TEP4; attention's data-parallel groups among more experts' groups; experts shared by two; fewer experts' groups."""
+
+
+def strategy_of(dims: tuple[int, ...], degrees: Degrees) -> Strategy:
+    return Strategy(degrees.tp, degrees.ep, 1, SEQUENCES, dims, dp=degrees.dp)
+
+
+def sharded(model: Model, dims: tuple[int, ...], degrees: Degrees) -> Sharded:
+    return sharded_layer_of(workload_of(model, degrees), strategy_of(dims, degrees))
 
 
 def ffn2_on_hidden(model: Model) -> tuple[int, ...]:
@@ -37,6 +66,16 @@ def ffn2_on_hidden(model: Model) -> tuple[int, ...]:
 KNOWN = {"megatron": megatron_dims, "megatron_sp": megatron_sp_dims, "ffn2_on_hidden": ffn2_on_hidden}
 
 
+def random_dims(model: Model, seed: int, degrees: Degrees | None = None) -> tuple[int, ...]:
+    """Of each op, but where its side's group is one rank, which shards nothing."""
+    drawn = np.random.default_rng(seed).integers(0, 3, len(op_names(model))).tolist()
+    if degrees is None:
+        return tuple(drawn)
+    cut = sharded(model, tuple(drawn), degrees)
+    alone = {"attention": cut.tp == 1, "experts": cut.moe_tp == 1}
+    return tuple(NONE if alone[op.side] else choice for op, choice in zip(cut.layer.ops, drawn, strict=True))
+
+
 def numbers(model: Model, seed: int = 0) -> tuple[dict[str, Any], tuple[Any, Any], Any]:
     """(weights, cache, stream) in single precision, whole."""
     rng = np.random.default_rng(seed)
@@ -47,18 +86,43 @@ def numbers(model: Model, seed: int = 0) -> tuple[dict[str, Any], tuple[Any, Any
     return {n: as_single(w) for n, w in weights.items()}, (as_single(cache[0]), as_single(cache[1])), as_single(stream)
 
 
-def workload_of(model: Model, tp: int, ep: int) -> Workload:
+def workload_of(model: Model, degrees: Degrees) -> Workload:
     """One decode step of the layer, everything in bf16."""
     return Workload(
         "small", model, load_hardware("h100_sxm"), "decode", CONTEXT, math.inf, 64,
-        Precisions("bf16", "bf16", "bf16", "bf16"), 1.0, DegreeTables((tp,), (ep,), (1,), (SEQUENCES,)), "",
+        Precisions("bf16", "bf16", "bf16", "bf16"), 1.0, DegreeTables((degrees.tp,), (degrees.ep,), (1,), (SEQUENCES,)),
+        "", expert_exchange=degrees.exchange,
     )  # fmt: skip
 
 
-def charged(model: Model, dims: tuple[int, ...], tp: int, ep: int) -> list[tuple[str, int, int]]:
-    """(kind, degree, bytes that a rank sends) of every collective of one layer, sorted."""
-    evaluation = evaluate(workload_of(model, tp, ep), Strategy(tp, ep, 1, SEQUENCES, dims))
-    return sorted((c.kind, c.degree, round(c.bytes_per_device)) for op in evaluation.ops for c in op.collectives)
+def charged(model: Model, dims: tuple[int, ...], degrees: Degrees) -> list[tuple[str, int, int]]:
+    """(kind, degree, bytes that a rank sends) of every collective of one layer, sorted.
+
+    Where tokens are gathered, their choices of experts come along, which nobody is charged for: once, or as dispatch
+    and combine each read them.
+    """
+    evaluation = evaluate(workload_of(model, degrees), strategy_of(dims, degrees))
+    found = [(c.kind, c.degree, round(c.bytes_per_device)) for op in evaluation.ops for c in _whole(op.collectives)]
+    layer = sharded(model, dims, degrees)
+    ranks = math.prod(layer.mesh[axis] for axis in layer.token_axes)
+    if model.is_moe and degrees.exchange == "all_gather" and ranks > 1:
+        readers = {layer.rule("dispatch").inputs[1], layer.rule("combine").inputs[2]}
+        entry = layer.group.feed_forward.experts_per_token * ROUTING_ENTRY_BYTES
+        tokens = SEQUENCES // ranks  # of each, before they are gathered
+        for reader in readers:
+            own = tokens // (1 if reader == REPLICATE else layer.moe_tp)
+            found.append(("all_gather", ranks, own * entry * (ranks - 1)))
+    return sorted(found)
+
+
+def _whole(collectives: Sequence[Collective]) -> Sequence[Collective]:
+    """What is summed over two axes at once is one collective, though what the second adds is charged apart."""
+    wider = [each for each in collectives if each.tensor == "tokens" and " x " in each.axis]
+    if not wider:
+        return collectives
+    (more,), alone = wider, next(each for each in collectives if each.kind == "all_reduce" and each is not wider[0])
+    both = replace(more, bytes_per_device=more.bytes_per_device + alone.bytes_per_device)
+    return [both, *(each for each in collectives if each not in (more, alone))]
 
 
 def truth(model: Model, weights: dict[str, Any], cache: tuple[Any, Any], stream: Any) -> Any:
@@ -90,7 +154,7 @@ def truth(model: Model, weights: dict[str, Any], cache: tuple[Any, Any], stream:
     if not model.is_moe:
         return middle + feed_forward(x, w["ffn1"], w["ffn2"])
     chances = softmax(x @ w["router"])
-    least = np.sort(chances, axis=1)[:, -model.groups[0].feed_forward.experts_per_token, None]
+    least = np.sort(chances, axis=1)[:, -shown_group(model).feed_forward.experts_per_token, None]
     chances = np.where(chances >= least, chances, 0.0)
     chances /= chances.sum(1, keepdims=True)
     outs = [chances[:, e, None] * feed_forward(x, w["ffn1"][e], w["ffn2"][e]) for e in range(model.experts)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import subprocess
 import sys
@@ -9,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor import Shard as TorchShard
@@ -22,18 +22,33 @@ from raysearch.deploy.export.dtensor import export
 from raysearch.deploy.layers import styles
 from raysearch.deploy.layers.sharded_layer import choices_of_weights, weight_shapes
 from sim.layers.model import Model
-from sim.ops.layers import op_names
 from sim.sharding.placement import PARTIAL, REPLICATE, Shard
-from sim.strategy import Strategy
-from tests.examples.layers.small import DENSE, KNOWN, MOE, SEQUENCES, charged, workload_of
+from sim.workload import ExpertExchange
+from tests.examples.layers.small import (
+    DENSE,
+    KNOWN,
+    MOE,
+    OWN_MESHES,
+    SOME,
+    Degrees,
+    charged,
+    random_dims,
+    strategy_of,
+    workload_of,
+)
 from tests.examples.layers.torch_worker import RANKS, Answer, Case
 
-MESHES = ((DENSE, 4, 1), (MOE, 2, 2), (MOE, 4, 1))
-Choices = tuple[Model, tuple[int, ...], int, int]
+MESHES = ((DENSE, Degrees(4, 1)), (MOE, Degrees(2, 2)), (MOE, Degrees(4, 1)))
+EXCHANGES: tuple[tuple[Model, ExpertExchange], ...] = (
+    (MOE, "all_to_all"),
+    (MOE, "all_gather"),
+    (SOME, "all_gather"),
+)
+Choices = tuple[Model, tuple[int, ...], Degrees]
 
 
-def deployment(model: Model, dims: tuple[int, ...], tp: int, ep: int) -> Deployment:
-    return Deployment(workload_of(model, tp, ep), Strategy(tp, ep, 1, SEQUENCES, dims), "org/model")
+def deployment(model: Model, dims: tuple[int, ...], degrees: Degrees) -> Deployment:
+    return Deployment(workload_of(model, degrees), strategy_of(dims, degrees), "org/model")
 
 
 def inputs_of(kind: str, degree: int, sent: int) -> tuple[str, int]:
@@ -44,16 +59,23 @@ def inputs_of(kind: str, degree: int, sent: int) -> tuple[str, int]:
 
 def some_choices() -> list[Choices]:
     """Known strategies, each of a few ops alone, and twenty random ones."""
-    known = [(model, choose(model), tp, ep) for model, tp, ep in MESHES for choose in KNOWN.values()]
+    known = [(model, choose(model), degrees) for model, degrees in MESHES for choose in KNOWN.values()]
     some = [["qkv_proj", "attention", "o_proj"], ["ffn1"], ["router", "dispatch"], ["ffn2", "combine"]]
-    whole = deployment(MOE, KNOWN["megatron_sp"](MOE), 2, 2)
-    parts = [(MOE, with_ops(whole, names).strategy.dims, 2, 2) for names in some]
+    whole = deployment(MOE, KNOWN["megatron_sp"](MOE), Degrees(2, 2))
+    parts = [(MOE, with_ops(whole, names).strategy.dims, Degrees(2, 2)) for names in some]
+    own = [
+        (model, KNOWN["megatron"](MOE), degrees._replace(exchange=exchange))
+        for degrees in (*OWN_MESHES, Degrees(1, 4), Degrees(2, 2))
+        for model, exchange in EXCHANGES
+    ]
     drawn: list[Choices] = []
     for seed in range(20):
-        model, tp, ep = MESHES[seed % len(MESHES)]
-        dims = np.random.default_rng(seed).integers(0, 3, len(op_names(model))).tolist()
-        drawn.append((model, tuple(dims), tp, ep))
-    return known + parts + drawn
+        model, degrees = MESHES[seed % len(MESHES)]
+        drawn.append((model, random_dims(model, seed), degrees))
+    for (seed, degrees), (_, exchange) in itertools.product(zip((0, 4, 2, 3), OWN_MESHES, strict=True), EXCHANGES[:2]):
+        degrees = degrees._replace(exchange=exchange)
+        drawn.append((MOE, random_dims(MOE, seed, degrees), degrees))
+    return known + parts + own + drawn
 
 
 @pytest.mark.slow
@@ -85,7 +107,7 @@ def exported(chosen: Deployment) -> dict[str, Any]:
 
 
 def test_the_plan_of_megatron_shards_columns_then_rows_and_sums_twice() -> None:
-    plan = exported(deployment(DENSE, KNOWN["megatron"](DENSE), 4, 1))["plan"]("blocks.*.")
+    plan = exported(deployment(DENSE, KNOWN["megatron"](DENSE), Degrees(4, 1)))["plan"]("blocks.*.")
     shard, whole, parts = (TorchShard(0), TorchShard(1)), (TorchShard(0), Replicate()), (TorchShard(0), Partial())
     assert {path.removeprefix("blocks.*."): (style.gives, style.leaves) for path, style in plan.items()} == {
         **dict.fromkeys(("qkv_proj", "attention", "ffn1", "activation"), (shard, shard)),
@@ -96,25 +118,31 @@ def test_the_plan_of_megatron_shards_columns_then_rows_and_sums_twice() -> None:
 
 
 def test_ops_that_are_not_named_stay_whole() -> None:
-    chosen = deployment(MOE, KNOWN["megatron_sp"](MOE), 2, 1)
+    chosen = deployment(MOE, KNOWN["megatron_sp"](MOE), Degrees(2, 1))
     assert [*exported(with_ops(chosen, ["ffn1"]))["PLAN"]] == ["ffn1"]
     assert exported(with_ops(chosen, []))["PLAN"] == {}
-    over_ep = deployment(MOE, KNOWN["megatron_sp"](MOE), 2, 2)
-    assert [*exported(with_ops(over_ep, []))["PLAN"]] == ["dispatch", "ffn1", "ffn2", "weigh"]
+    over_ep = deployment(MOE, KNOWN["megatron_sp"](MOE), Degrees(2, 2))
+    assert [*exported(with_ops(over_ep, []))["PLAN"]] == ["dispatch", "ffn1", "ffn2", "shares", "weigh"]
     with pytest.raises(InputError, match="did you mean 'o_proj'"):
         with_ops(chosen, ["oproj"])
 
 
-def test_only_strategies_of_the_joint_space_have_a_plan() -> None:
-    chosen = deployment(DENSE, KNOWN["megatron"](DENSE), 4, 1)
-    with pytest.raises(InputError, match="--to dtensor knows the strategies of the joint space"):
+def test_ranks_that_share_a_context_have_no_plan() -> None:
+    chosen = deployment(DENSE, KNOWN["megatron"](DENSE), Degrees(4, 1))
+    with pytest.raises(InputError, match="--to dtensor: expected cp 1"):
         export(replace(chosen, strategy=replace(chosen.strategy, cp=2)))
 
 
+def test_a_stream_that_the_other_mesh_reads_in_two_shards_has_no_plan() -> None:
+    degrees = OWN_MESHES[1]
+    with pytest.raises(InputError, match="attn_norm and attn_residual read residual_in in two shards"):
+        export(deployment(MOE, random_dims(MOE, 1, degrees), degrees))
+
+
 def test_a_plan_of_weights_reads_in_as_the_choices_that_have_it() -> None:
-    for model, tp, ep in MESHES:
+    for model, degrees in MESHES:
         for choose in KNOWN.values():
-            cut = cut_of(deployment(model, choose(model), tp, ep), "dtensor")
+            cut = cut_of(deployment(model, choose(model), degrees), "dtensor")
             placements = {name: cut.weight_placement(name) for name in weight_shapes(model)}
             found = choices_of_weights(model, placements)
             assert all(cut.choices[name] in choices for name, choices in found.items())

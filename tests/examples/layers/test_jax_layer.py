@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 
 from raysearch.base.errors import InputError
-from sim.layers.model import Model, uniform_model
-from sim.ops.layers import op_names
+from sim.layers.model import Model
 from sim.sharding.placement import PARTIAL, REPLICATE, Shard
+from sim.workload import ExpertExchange
 from tests.examples.layers.small import (
     DENSE,
-    HEAD_DIM,
-    HEADS,
     KNOWN,
-    KV_HEADS,
     MOE,
+    OWN_MESHES,
+    SOME,
+    Degrees,
     charged,
     numbers,
+    random_dims,
     sharded,
     truth,
 )
@@ -39,16 +40,18 @@ FAST = {"xla_backend_optimization_level": "0"}
 """Machine code that need not be fast; the HLO, with its collectives, is what it is."""
 
 
-def run(model: Model, dims: tuple[int, ...], tp: int, ep: int) -> tuple[np.ndarray, Sequence[tuple[str, int, int]]]:
-    """The stream after the layer on tp x ep devices, and (kind, degree, bytes sent) of its collectives, sorted.
+def run(model: Model, dims: tuple[int, ...], degrees: Degrees) -> tuple[np.ndarray, Sequence[tuple[str, int, int]]]:
+    """The stream after the layer on its devices, and (kind, degree, bytes sent) of its collectives, sorted.
 
     In float16, for XLA turns bf16 into single precision on CPUs; both have two bytes.
     """
     from examples.layers.jax_layer import collectives_of, sharded_layer
 
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[: tp * ep]).reshape(ep, tp), ("ep", "tp"))
+    cut = sharded(model, dims, degrees)
+    devices = np.array(jax.devices()[: degrees.ranks]).reshape(tuple(cut.mesh.values()))
+    mesh = jax.sharding.Mesh(devices, tuple(cut.mesh))
     given = jax.tree.map(lambda array: array.astype(np.float16), numbers(model))
-    layer = sharded_layer(sharded(model, dims, tp, ep), mesh).lower(*given).compile(FAST)
+    layer = sharded_layer(cut, mesh).lower(*given).compile(FAST)
     placed = jax.tree.map(jax.device_put, given, layer.input_shardings[0])
     return np.asarray(layer(*placed)), sorted(collectives_of(layer.as_text()))
 
@@ -59,32 +62,49 @@ def elsewhere() -> Iterator[Executor]:
         yield process
 
 
-def check(elsewhere: Executor, model: Model, dims: tuple[int, ...], tp: int, ep: int, *, exact: bool = True) -> None:
-    """The layer on tp x ep devices gives what it gives on none, by exactly the collectives that are charged."""
-    result, sent = elsewhere.submit(run, model, dims, tp, ep).result()
+def check(elsewhere: Executor, model: Model, dims: tuple[int, ...], degrees: Degrees, *, exact: bool = True) -> None:
+    """The layer on several devices gives what it gives on one, by exactly the collectives that are charged."""
+    result, sent = elsewhere.submit(run, model, dims, degrees).result()
     np.testing.assert_allclose(result, truth(model, *numbers(model)), atol=0.02)
     if exact:
-        assert sent == charged(model, dims, tp, ep)
+        assert sent == charged(model, dims, degrees)
+
+
+MESHES = ((DENSE, Degrees(4, 1)), (MOE, Degrees(2, 2)), (MOE, Degrees(4, 2)), (MOE, Degrees(4, 1)))
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.parametrize(("model", "tp", "ep"), [(DENSE, 4, 1), (MOE, 4, 2)])
+@pytest.mark.parametrize(("model", "degrees"), [MESHES[0], MESHES[2]])
 def test_the_result_and_the_collectives_are_those_of_the_simulator(
-    elsewhere: Executor, name: str, model: Model, tp: int, ep: int
+    elsewhere: Executor, name: str, model: Model, degrees: Degrees
 ) -> None:
-    check(elsewhere, model, KNOWN[name](model), tp, ep)
+    check(elsewhere, model, KNOWN[name](model), degrees)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_so_they_are_for_random_strategies(elsewhere: Executor, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    model, tp, ep = [(DENSE, 4, 1), (MOE, 2, 2), (MOE, 4, 2), (MOE, 4, 1)][seed % 4]
-    check(elsewhere, model, tuple(rng.integers(0, 3, len(op_names(model))).tolist()), tp, ep)
+    model, degrees = MESHES[seed % 4]
+    check(elsewhere, model, random_dims(model, seed), degrees)
+
+
+@pytest.mark.parametrize("exchange", ["all_gather", "all_to_all"])
+@pytest.mark.parametrize("degrees", OWN_MESHES)
+def test_attention_and_experts_on_meshes_of_their_own_send_what_is_charged(
+    elsewhere: Executor, degrees: Degrees, exchange: ExpertExchange
+) -> None:
+    for model in (MOE, SOME) if exchange == "all_gather" else (MOE,):
+        check(elsewhere, model, KNOWN["megatron"](model), degrees._replace(exchange=exchange))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_so_do_random_strategies_of_them(elsewhere: Executor, seed: int) -> None:
+    exchange: ExpertExchange = "all_gather" if seed % 2 else "all_to_all"
+    degrees = OWN_MESHES[seed // 2]._replace(exchange=exchange)
+    check(elsewhere, MOE, random_dims(MOE, seed, degrees), degrees)
 
 
 def test_tokens_that_visit_some_experts_are_right_though_more_is_sent(elsewhere: Executor) -> None:
-    some = uniform_model("small_moe", 2, 64, 32, HEADS, KV_HEADS, HEAD_DIM, 128, 4, 2)
-    check(elsewhere, some, KNOWN["megatron_sp"](MOE), 2, 2, exact=False)
+    check(elsewhere, SOME, KNOWN["megatron_sp"](MOE), Degrees(2, 2), exact=False)
 
 
 def test_specs_and_placements_read_each_other() -> None:
@@ -114,13 +134,13 @@ def shard_over_others() -> None:
     from examples.layers.jax_layer import sharded_layer
 
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("ep", "tp"))
-    sharded_layer(sharded(DENSE, KNOWN["megatron"](DENSE), 4, 1), mesh)
+    sharded_layer(sharded(DENSE, KNOWN["megatron"](DENSE), Degrees(4, 1)), mesh)
 
 
 def test_every_weight_has_a_spec_that_divides_it() -> None:
     from examples.layers.jax_layer import weight_specs
 
-    specs: dict[str, Any] = weight_specs(sharded(MOE, KNOWN["megatron"](MOE), 4, 2))
+    specs: dict[str, Any] = weight_specs(sharded(MOE, KNOWN["megatron"](MOE), Degrees(4, 2)))
     assert {name: tuple(spec) for name, spec in specs.items()} == {
         "attn_norm": (None,),
         "qkv_proj": (None, "tp"),
@@ -136,6 +156,7 @@ def test_the_exported_file_holds_the_same_specs(elsewhere: Executor) -> None:
     from examples.layers.jax_layer import cache_spec, stream_spec, weight_specs
     from raysearch.deploy.export.deployment import Deployment
     from raysearch.deploy.export.jax import export
+    from raysearch.deploy.layers.sharded_layer import sharded_layer_of
     from sim.strategy import Strategy
     from tests.questions import question_about
 
@@ -144,11 +165,11 @@ def test_the_exported_file_holds_the_same_specs(elsewhere: Executor) -> None:
     source = export(Deployment(workload, Strategy(4, 2, 1, 64, dims), "org/model")).files["sharding.py"]
     exported: dict[str, Any] = {}
     exec(source, exported)
-    cut = sharded(workload.model, dims, 4, 2)
+    cut = sharded_layer_of(workload, Strategy(4, 2, 1, 64, dims))
     assert exported["WEIGHTS"] == weight_specs(cut)
     assert (exported["STREAM"], exported["CACHE"]) == (stream_spec(cut), cache_spec(cut))
     assert elsewhere.submit(shape_of_mesh, source).result() == {"ep": 2, "tp": 4}
-    with pytest.raises(InputError, match="joint space"):
+    with pytest.raises(InputError, match="--to jax: expected cp 1"):
         export(Deployment(workload, Strategy(4, 2, 1, 64, dims, cp=2), "org/model"))
 
 
