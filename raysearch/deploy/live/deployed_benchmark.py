@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -13,8 +14,9 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import read_record
@@ -30,9 +32,17 @@ BENCHMARK_FILE = "benchmark.json"
 BENCHMARK_SCRIPT = "benchmark.sh"
 _PORTS = {"vllm": 8000, "sglang": 30000, "trtllm": 8000}
 """Where servers listen by default. [published] their documentation."""
+_HOST = re.compile(r"[\w:-]{1,63}(\.[\w-]{1,63})*")
 _LOOK_S = 0.5
 _SHOWN = 400
 """Characters of a failing program's last words that an error repeats."""
+
+
+def _of_a_server(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not _HOST.fullmatch(parts.hostname or "") or parts.port == 0:
+        raise ValueError("expected a server's address, such as http://localhost:8000")
+    return url
 
 
 class DeployedBenchmark(BaseModel):
@@ -50,7 +60,7 @@ class DeployedBenchmark(BaseModel):
     tool: str
     to: str
     served_model: str
-    url: str
+    url: Annotated[str, AfterValidator(_of_a_server)]
     start_s: Annotated[float, Field(gt=0, le=86400)] = 1800.0
     sha256: str = ""
 
@@ -114,7 +124,7 @@ def measure_deployed(folder: Path, workload: Workload, strategy: Strategy) -> Me
                 return Measurement(unsupported=why)
             words = [str(word) for word in tool.command(_load(deployment, said.url, strategy.batch)).words]
             try:
-                measured = subprocess.run(words, cwd=run, capture_output=True, text=True, check=False)
+                measured = subprocess.run(words, cwd=run, capture_output=True, text=True, errors="replace", check=False)
             except OSError as error:
                 raise RunFailed(f"cannot start {words[0]}: {error.strerror}") from error
             if measured.returncode:

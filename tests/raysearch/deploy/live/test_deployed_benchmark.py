@@ -17,7 +17,7 @@ from raysearch.base.errors import InputError, RunFailed
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.live.benchmark import opened_benchmark
 from raysearch.deploy.live.benchmark_tools import benchmark_tool, measurement_of
-from raysearch.deploy.live.deployed_benchmark import BENCHMARK_FILE, BENCHMARK_SCRIPT
+from raysearch.deploy.live.deployed_benchmark import BENCHMARK_FILE, BENCHMARK_SCRIPT, measure_deployed
 from raysearch.simulators.measurement import Measurement
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
@@ -98,6 +98,19 @@ def test_results_that_are_missing_or_lack_a_figure_are_no_measurement(tmp_path: 
         benchmark_tool("aiprf")
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["nonsense", "file:///etc/passwd", "http://a b\n:x/", "http://h:99999999/", f"http://{'a' * 300}/", "http://"],
+)
+def test_an_address_that_is_no_server_s_is_refused_before_anything_starts(url: str, tmp_path: Path) -> None:
+    folder = exported(tmp_path / "out", "aiperf")
+    said = json.loads((folder / BENCHMARK_FILE).read_text())
+    (folder / BENCHMARK_FILE).write_text(json.dumps(said | {"url": url}))
+    asked = deployment()
+    with pytest.raises(InputError, match="url: "):
+        measure_deployed(folder, asked.workload, asked.strategy)
+
+
 _SERVES = """
 import http.server
 batch = sys.argv[sys.argv.index("--max-num-seqs") + 1]
@@ -130,8 +143,8 @@ def test_a_folder_s_benchmark_starts_each_strategy_measures_it_and_ends_it(
         assert measure(asked.strategy) == Measurement(400.0, 0.02, 2, ttft_s=0.3)
         failed = measure(deployment(batch=64).strategy)
         assert "ended with exit code 1 before it answered: CUDA out of memory" in failed.unsupported
-        program(tmp_path / "bin", "aiperf", "sys.exit('no such model')")
-        with pytest.raises(RunFailed, match="aiperf ended with 1: no such model"):
+        program(tmp_path / "bin", "aiperf", r"sys.stderr.buffer.write(b'\xff '); sys.exit('no such model')")
+        with pytest.raises(RunFailed, match="aiperf ended with 1: \ufffd no such model"):
             measure(asked.strategy)
     assert not list(folder.glob("run-*"))
     probe = subprocess.run(
