@@ -32,8 +32,10 @@ from tests.sim.drawn import drawn_strategy, drawn_workload
 
 WORKLOADS = int(os.environ.get("RAYSEARCH_FUZZ", "3"))
 FIGURES = ("tokens_per_s_per_gpu", "tpot_s", "ttft_s", "running", "feasible", "excess")
-SERVED = question_about("qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", weights="fp8")
-LATENT = question_about("deepseek_v3", phase="serve", isl=4096, osl=512, engine="sglang")
+SERVED = question_about(
+    "qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", kv_cache="fp8", weights="fp8"
+)
+LATENT = question_about("deepseek_v3", phase="serve", isl=4096, osl=512, engine="sglang", kv_cache="fp8")
 PROMPTS = question_about("deepseek_v3", phase="prefill", isl=4096, osl=512)
 
 
