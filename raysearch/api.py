@@ -151,7 +151,7 @@ def recommend(
 def optimum(
     question: Question, *, landscape: bool = True, fresh: bool = False, progress: bool = False
 ) -> OptimumResult:
-    """Finds the exact optimum over every strategy of the question's space.
+    """Finds the exact optimum over every strategy of the question's space; in phase traffic by up to 200 replays.
 
     Args:
         question: What is served, on what, within which limits, and the space that is searched.

@@ -19,8 +19,8 @@ from sim.layouts import layout_of
 from sim.nearness import idle_slos, near_limits
 from sim.optimum.spaces import space_of
 from sim.precision import slow_precision
+from sim.replay.goodput import Goodput, evaluate_in_phase, goodput
 from sim.serving.phases import phase_of
-from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -65,6 +65,11 @@ class EvaluationResult(Result):
         """Output tokens per second and GPU; of phase prefill prompt tokens."""
         return self.evaluation.tokens_per_s_per_gpu
 
+    @cached_property
+    def carried(self) -> Goodput | None:
+        """In phase traffic, which load keeps the limits at the percentile; else None."""
+        return goodput(self.workload, self.strategy) if phase_of(self.workload).replayed else None
+
     @property
     def outside_space(self) -> list[str]:
         """Why the strategy is not in the space that is searched; empty if it is."""
@@ -76,7 +81,7 @@ class EvaluationResult(Result):
         slow = slow_precision(
             self.workload,
             self.evaluation.tokens_per_s_per_gpu,
-            lambda other, _: evaluate(other, self.strategy).tokens_per_s_per_gpu,
+            lambda other, _: evaluate_in_phase(other, self.strategy).tokens_per_s_per_gpu,
         )
         return [*lacking_formats(self.workload), *idle_slos(self.workload), *([slow] if slow else [])]
 
@@ -86,6 +91,7 @@ class EvaluationResult(Result):
             **workload_dict(self.workload, self.question),
             "outside_space": self.outside_space,
             **evaluation_dict(self.workload, self.evaluation),
+            **({"goodput": goodput_dict(self.carried)} if self.carried else {}),
             "near_limits": [asdict(limit) for limit in near_limits(self.workload, self.evaluation)],
             "warnings": self.warnings,
         }
@@ -103,6 +109,8 @@ class EvaluationResult(Result):
         for text in self.broken:
             yield f"Infeasible: {text}"
         yield from rest
+        if self.carried and self.feasible:
+            yield goodput_text(self.workload, self.carried)
         if outside := self.outside_space:
             yield f"Not in the space {self.workload.space!r}: {'; '.join(outside)}"
         for warning in self.warnings:
@@ -122,6 +130,28 @@ class EvaluationResult(Result):
         axes.set(xlabel="us of one layer", title=f"{self.workload.name}: {self.tokens_per_s_per_gpu:,.1f} tokens/s/GPU")
         axes.legend()
         return figure
+
+
+def goodput_dict(found: Goodput) -> JsonObject:
+    """A goodput as it stands in JSON."""
+    return {
+        "requests_per_s": found.requests_per_s,
+        "steady_state_requests_per_s": found.bound_per_s,
+        "share_of_steady_state": found.share,
+        "ttft_s": found.ttft_s,
+        "tpot_s": found.tpot_s,
+    }
+
+
+def goodput_text(workload: Workload, found: Goodput) -> str:
+    """A goodput in a sentence or two."""
+    loop = workload.open_loop
+    arrivals = "Poisson arrivals" if loop.cv == 1 else f"arrivals with a CV of {loop.cv:g}"
+    return (
+        f"Goodput: {found.requests_per_s:,.2f} requests/s per replica with {arrivals}, {found.share:.0%} of its steady "
+        f"state's {found.bound_per_s:,.2f}. At percentile {loop.percentile:g} it takes {found.ttft_s * 1e3:,.0f} ms to "
+        f"the first token and {found.tpot_s * 1e3:,.1f} ms per token; latencies above are means of the steady state."
+    )
 
 
 def workload_dict(workload: Workload, question: Question) -> JsonObject:

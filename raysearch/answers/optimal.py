@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raysearch.answers.evaluated import EvaluationResult, evaluation_dict, workload_dict
+from raysearch.answers.evaluated import EvaluationResult, evaluation_dict, goodput_dict, goodput_text, workload_dict
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import degrees_text, strategy_dict
@@ -30,6 +30,9 @@ from sim.optimum.landscape import can_be_added_up
 from sim.optimum.spaces import space_of
 from sim.optimum.uneven_stages import UnevenStages, best_stages, check_stages_may_differ
 from sim.precision import slow_precision
+from sim.replay.goodput import evaluate_in_phase
+from sim.replay.goodput_search import BestGoodput, best_goodput
+from sim.serving.phases import phase_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
+USUAL_REPLAYS = 200
+"""[assumed] A quarter of a second each."""
 Bars = Callable[[str], AbstractContextManager[CountProgress]]
 """Shows how far a piece of work is, which it is given the name of: called with (done, total)."""
 
@@ -58,9 +63,10 @@ class OptimumResult(Result):
         fresh: Whether what the cache on disk holds is found anew.
         bars: Shows progress.
         uneven_stages: Whether pipelines with the best layers per stage are solved, too.
+        replays: In phase traffic, strategies to replay at most.
 
     Raises:
-        InputError: They are asked for, and the phase, the space or the confidence has none.
+        InputError: Uneven stages are asked for, and the phase, the space or the confidence has none.
     """
 
     question: Question
@@ -69,6 +75,7 @@ class OptimumResult(Result):
     fresh: bool = False
     bars: Bars = field(default=no_bars, repr=False, compare=False)
     uneven_stages: bool = False
+    replays: int = USUAL_REPLAYS
 
     def __post_init__(self) -> None:
         if not self.uneven_stages:
@@ -77,6 +84,16 @@ class OptimumResult(Result):
             check_stages_may_differ(space_of(self.workload))
         except ValueError as error:
             raise InputError(f"--set uneven_stages: {error}") from None
+
+    @cached_property
+    def under_traffic(self) -> BestGoodput | None:
+        """In phase traffic what is known of the best goodput, of which `searched` has the bound; else None."""
+        if not phase_of(self.workload).replayed:
+            return None
+        with self.bars(f"best goodput of {self.workload.name}") as progress:
+            return best_goodput(
+                space_of(self.workload), self.replays, lambda found: progress(found.replayed, self.replays)
+            )
 
     @cached_property
     def around(self) -> CachedOptimum | None:
@@ -99,7 +116,9 @@ class OptimumResult(Result):
 
     @property
     def strategy(self) -> Strategy | None:
-        """The best strategy; None where nothing is feasible."""
+        """The best strategy, of those replayed in phase traffic; None where nothing is feasible."""
+        if (traffic := self.under_traffic) is not None:
+            return traffic.best.steady_state.strategy if traffic.best else None
         return self.found.strategy
 
     @property
@@ -110,7 +129,7 @@ class OptimumResult(Result):
     @cached_property
     def best(self) -> Evaluation | None:
         """The best strategy's evaluation; None where nothing is feasible."""
-        return evaluate(self.workload, self.strategy) if self.strategy else None
+        return evaluate_in_phase(self.workload, self.strategy) if self.strategy else None
 
     @cached_property
     def uneven(self) -> UnevenStages | None:
@@ -129,7 +148,7 @@ class OptimumResult(Result):
 
             def figure(other: Workload, least: float) -> float:
                 if self.strategy:
-                    return evaluate(other, self.strategy).tokens_per_s_per_gpu
+                    return evaluate_in_phase(other, self.strategy).tokens_per_s_per_gpu
                 return _figure(find_bests(space_of(other), 1, progress=progress, reached=least))
 
             slow = slow_precision(self.workload, self.tokens_per_s_per_gpu, figure)
@@ -145,6 +164,14 @@ class OptimumResult(Result):
             fields["near_limits"] = [asdict(limit) for limit in near_limits(self.workload, self.best)]
         found = asdict(around or self.searched)
         fields |= {name: value for name, value in found.items() if name not in ("tokens_per_s_per_gpu", "strategy")}
+        if traffic := self.under_traffic:
+            fields["goodput"] = {
+                **(goodput_dict(traffic.best) if traffic.best else {}),
+                "bound_tokens_per_s_per_gpu": traffic.bound,
+                "gap": traffic.gap,
+                "proven": traffic.proven,
+                "replayed": traffic.replayed,
+            }
         if self.uneven_stages:
             fields["uneven_stages"] = asdict(self.uneven) if self.uneven else None
         return fields | {"distinct_size": space_of(self.workload).distinct_size}
@@ -163,6 +190,8 @@ class OptimumResult(Result):
             yield f"No strategy of {self.workload.name} is feasible."
         else:
             yield from explanation(self.workload, self.best)
+        if traffic := self.under_traffic:
+            yield self._traffic_text(traffic)
         if around := self.around:
             how = f"{around.feasible_count:,} feasible ({around.feasible_share:.3%}), all evaluated"
         else:
@@ -178,6 +207,18 @@ class OptimumResult(Result):
             yield self._uneven_text()
         for warning in self.warnings:
             yield f"Warning: {warning}"
+
+    def _traffic_text(self, traffic: BestGoodput) -> str:
+        """How sure the best goodput is."""
+        if traffic.proven:
+            known = "no strategy has more: proven" if traffic.best else "none has any: proven"
+        else:
+            known = f"at most {traffic.bound:,.2f}, a gap of {traffic.gap:.1%}; more --set replays close it"
+        best = f"{goodput_text(self.workload, traffic.best)}\n" if traffic.best else ""
+        return (
+            f"{best}Best of {traffic.replayed:,} strategies replayed, in the order of their steady states, whose "
+            f"optimum is {self.searched.tokens_per_s_per_gpu or 0.0:,.2f} tokens/s/GPU; {known}."
+        )
 
     def _uneven_text(self) -> str:
         if self.uneven is None:
@@ -199,7 +240,10 @@ class OptimumResult(Result):
     def write_certificate(self, path: str | Path) -> int:
         """Writes a proof that nothing is better, which `raysearch verify` replays; its ranges of batches."""
         with self.bars(f"certificate of {self.workload.name}") as progress:
-            return write_certificate(Path(path), self.question, self.workload, self.best, progress)
+            best = self.best
+            if self.under_traffic is not None:  # what is certified is the bound
+                best = evaluate(self.workload, self.searched.strategy) if self.searched.strategy else None
+            return write_certificate(Path(path), self.question, self.workload, best, progress)
 
     def compare_spaces(self) -> SpacesResult:
         """The best of heuristics, of the paper's, the joint and the extended space, and of the engine's."""

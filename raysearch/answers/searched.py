@@ -40,6 +40,7 @@ from sim.config.question import Question
 from sim.config.schemas import any_degrees
 from sim.json_object import JsonFields, JsonObject
 from sim.nearness import near_limits
+from sim.serving.phases import phase_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -160,6 +161,23 @@ class SearchResult(Result):
         """The same as a share of the exact optimum; None where that is not known."""
         return self.summary["fraction_of_optimum"]
 
+    @property
+    def gap(self) -> float | None:
+        """In phase traffic, by which share of the bound the best goodput may be better, at most; else None."""
+        if not phase_of(self.workload).replayed or self.fraction_of_optimum is None:
+            return None
+        return 1 - self.fraction_of_optimum
+
+    @property
+    def bound_text(self) -> Iterator[str]:
+        """In phase traffic, what f* is there and how far the best goodput may be from it."""
+        if gap := self.gap:
+            yield (
+                "In phase traffic f* is a bound, the optimum of the steady state. The best goodput of all strategies\n"
+                f"is at most {self.summary['optimum']:,.2f} tokens/s/GPU, a gap of {gap:.1%}; "
+                "`raysearch optimum` narrows it down."
+            )
+
     @cached_property
     def report(self) -> ReportResult:
         """What its folder says."""
@@ -173,6 +191,8 @@ class SearchResult(Result):
             near = [asdict(limit) for limit in near_limits(self.workload, best)]
             trust = {"expected_error": best.expected_error, "extrapolated": list(best.extrapolated)}
             trust["near_limits"] = near
+        if (gap := self.gap) is not None:
+            trust |= {"bound_tokens_per_s_per_gpu": self.summary["optimum"], "gap": gap}
         return {**priced_dict(self.workload), **self.summary, **trust, "folder": str(self.folder)}
 
     def to_rows(self) -> list[JsonObject]:
@@ -190,6 +210,7 @@ class SearchResult(Result):
         if not self.feasible:  # else the report of the best has it
             yield priced_text(self.workload)
         yield from self.report.blocks()
+        yield from self.bound_text
 
     def figure(self) -> Figure:
         """The anytime curve."""

@@ -19,7 +19,7 @@ from sim.config.code import Origin
 from sim.config.files import CatalogError
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
-from sim.simulate import evaluate
+from sim.replay.goodput import evaluate_in_phase
 from sim.strategy_checks import StrategyError, check_strategy
 from sim.workload import Workload
 
@@ -155,7 +155,7 @@ def explain_best(directory: Path, run: RunRow, workload: Workload | None = None)
         check_strategy(workload, strategy)
     except (CatalogError, StrategyError, InputError) as error:
         raise NotExplained(str(error)) from error
-    return workload, evaluate(workload, strategy)
+    return workload, evaluate_in_phase(workload, strategy)
 
 
 def best_figures(directory: Path, runs: Sequence[RunRow]) -> list[JsonObject]:

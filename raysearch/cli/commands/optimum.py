@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysearch.answers.optimal import OptimumResult, SpacesResult
+from raysearch.answers.optimal import USUAL_REPLAYS, OptimumResult, SpacesResult
 from raysearch.cli.commands.options import JsonOption, at_home, exit_unless_feasible, print_json, show_result
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
@@ -26,6 +26,9 @@ def show_optimum(
     uneven_stages: Annotated[
         bool, Setting("Also find the best pipeline whose stages may have any number of layers.")
     ] = False,
+    replays: Annotated[
+        int, Setting("In phase traffic: how many strategies to replay at most.", least=1, most=1_000_000)
+    ] = USUAL_REPLAYS,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -52,6 +55,7 @@ def show_optimum(
       raysearch optimum --model deepseek_v3 --isl 4000 --osl 500 --phase decode --engine none --set uneven_stages
       raysearch optimum -w gpt_moe_1_2t_16k --space vllm --gpus 64 --tpot-ms 30
       raysearch optimum --model qwen3_32b --isl 4000 --osl 500 --tpot-ms 30 --gpus 8
+      raysearch optimum --model qwen3_32b --isl 4000 --osl 500 --tpot-ms 30 --ttft-ms 500 --gpus 8 --phase traffic
     """
     from raysearch.base.progress import stepping
 
@@ -59,7 +63,9 @@ def show_optimum(
     if compare_spaces:
         show_result(SpacesResult.of(workload, bars=stepping), as_json=as_json)
     else:
-        found = OptimumResult(question, workload, landscape, uneven_stages=uneven_stages, bars=stepping)
+        found = OptimumResult(
+            question, workload, landscape, uneven_stages=uneven_stages, replays=replays, bars=stepping
+        )
         if not as_json:
             show_result(found)
         written = {"certificate": found.write_certificate(out)} if out is not None else {}

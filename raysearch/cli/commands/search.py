@@ -106,3 +106,5 @@ def search_workload(
         if not found.feasible:
             print(priced_text(found.workload))
         show_report(found.report)
+        for text in found.bound_text:
+            print(text)
