@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from typing import Annotated
 
 from raysearch.base.errors import InputError, RunFailed
@@ -12,8 +14,10 @@ from raysearch.cli.commands.settings import Setting, takes_settings
 from sim.config.code import import_module
 from sim.json_object import JsonObject
 from sim.ops.layers import all_operations
+from sim.sharding.placement import PlacementError, Shard
 from sim.sharding.rule_check import Verdict, check_operation
 from sim.sharding.rules import Operation
+from sim.sharding.views import PROVED_ELEMENTS, View, placed_after
 
 
 @takes_settings
@@ -22,6 +26,10 @@ def verify_rules(
     module: Annotated[
         list[str] | None,
         Setting("Python modules to import first, comma-separated, with your own placements and rules."),
+    ] = None,
+    view: Annotated[
+        str | None,
+        Setting("Shapes before and after a view, as in 4,8,6->32,6: say where each shard then lies on four ranks."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -34,7 +42,11 @@ def verify_rules(
     Examples:
       raysearch verify-rules
       raysearch verify-rules --set op=matmul --json
+      raysearch verify-rules --set "view=4,8,6->32,6"
     """
+    if view is not None:
+        _show_view(_view_of(view), as_json=as_json)
+        return
     for name in module or ():
         with foreign(f"cannot import the module {name}", InputError):
             import_module(name)
@@ -56,6 +68,36 @@ def _chosen(op: str | None) -> dict[str, Operation]:
         hint = f": did you mean {near[0]!r}?" if near else ""
         raise InputError(f"unknown operation {op!r}{hint} (known: {', '.join(operations)})")
     return {op: operations[op]}
+
+
+_SHAPES = re.compile(r"\s*(\d{1,9}(?:\s*,\s*\d{1,9}){0,7})\s*->\s*(\d{1,9}(?:\s*,\s*\d{1,9}){0,7})\s*", re.ASCII)
+_RANKS = 4
+
+
+def _view_of(text: str) -> View:
+    found = _SHAPES.fullmatch(text)
+    if found is None:
+        raise InputError(f"--set view: expected two shapes of at most eight dims, as in 4,8,6->32,6, got {text!r}")
+    source, target = (tuple(int(size) for size in shape.split(",")) for shape in found.groups())
+    try:
+        return View(source, target)
+    except PlacementError as error:
+        raise InputError(f"--set view: {error}") from None
+
+
+def _show_view(view: View, *, as_json: bool) -> None:
+    from raysearch.base.rich_tables import plain_table, printer
+
+    shards = [Shard(dim) for dim in range(len(view.source))]
+    after = {str(shard): placed_after(view, shard, _RANKS) for shard in shards}
+    executed = math.prod(view.source) <= PROVED_ELEMENTS
+    if as_json:
+        placed = {before: found and str(found) for before, found in after.items()}
+        print_json({"source": view.source, "target": view.target, "executed": executed, "placements": placed})
+        return
+    rows = [(before, str(found) if found else "gathered first") for before, found in after.items()]
+    printer().print(plain_table(None, ("before", "after"), rows, left=2))
+    printer().print("executed on four ranks" if executed else "by its divisors; too large to be executed")
 
 
 def _as_dict(verdict: Verdict) -> JsonObject:

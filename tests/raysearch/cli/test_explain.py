@@ -90,6 +90,21 @@ def test_verify_rules_proves_one_operation(raysearch: Command) -> None:
     assert "S(1), S(0) -> P(sum)" in raysearch("verify-rules", "--set", "op=matmul").stdout
 
 
+def test_verify_rules_says_where_a_shard_lies_after_a_view(raysearch: Command) -> None:
+    """Batch stays batch, a sharded sequence becomes a striped one, and columns that no view touches stay as uneven."""
+    found = json.loads(raysearch("verify-rules", "--set", "view=4,8,6->32,6", "--json").stdout)
+    assert (found["executed"], found["placements"]) == (True, {"S(0)": "S(0)", "S(1)": "SS(0,4)", "S(2)": "S(1)"})
+    assert "gathered first" in raysearch("verify-rules", "--set", "view=6,8->48").stdout
+    for wrong, message in (
+        ("4,8", "expected two shapes"),
+        ("4,8->31", "as many elements"),
+        ("0->0", "as many elements"),
+    ):
+        failed = raysearch("verify-rules", "--set", f"view={wrong}")
+        assert failed.returncode == 2
+        assert message in failed.stderr
+
+
 @pytest.mark.slow
 def test_verify_rules_prints_the_counter_example_of_an_outsiders_wrong_rule(
     raysearch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
