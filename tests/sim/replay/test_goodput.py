@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from envs.strategy_env import StrategyEnv
+from sim.batched import evaluate_many
 from sim.config.catalog import CatalogError, load_workload
 from sim.config.question import Question
+from sim.layers.heuristics import megatron_dims
 from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, joint_space, space_of
 from sim.replay.drive import as_they_come
@@ -116,6 +118,22 @@ def test_not_even_a_flood_is_served_faster_than_the_steady_state_at_its_best(
     outcome = as_they_come(Deployed.of(dataclasses.replace(asked, phase="serve"), strategy), requests)
     served = len(requests) * 200 / outcome.end_s / strategy.gpus
     assert served <= 1.01 * evaluate(asked, strategy).tokens_per_s_per_gpu
+
+
+def test_the_bound_of_a_space_with_experts_and_pipelines_is_that_of_brute_force() -> None:
+    shipped = load_workload("mixtral_8x22b_8k")
+    limits = {"tpot_slo_s": 0.03, "ttft_slo_s": 1.0}
+    asked = dataclasses.replace(shipped, phase="traffic", prompt_tokens=2000, output_tokens=200, **limits)
+    joint = joint_space(asked)
+    usual = dict(zip(joint.choices, ((choice,) for choice in megatron_dims(asked.model)), strict=True))
+    choices = usual | {"attention": (0, 1, 2), "attn_norm": (0, 2), "combine": (0, 2)}
+    degrees = {"tp": (1, 2, 4), "ep": (1, 2, 4), "pp": (1, 2, 4), "batch": (1, 2, 3, 4, 8, 16, 33, 64)}
+    space = dataclasses.replace(joint, **degrees, choices=choices)
+    found = evaluate_many(asked, every(space))
+    best = find_best(space).evaluation
+    assert best is not None
+    assert 0 < found.feasible.sum() < len(found)
+    assert best.tokens_per_s_per_gpu == pytest.approx(found.tokens_per_s_per_gpu[found.feasible].max(), rel=1e-12)
 
 
 def test_goodput_is_the_same_again_and_falls_with_limits_and_bursts(workload: Workload) -> None:
