@@ -63,7 +63,8 @@ def export(deployment: Deployment) -> Export:
     }
     styles = Path(__file__).parents[1] / "layers" / "styles.py"
     files = {"sharding.py": python_text(_HEAD, constants, _TAIL), "styles.py": styles.read_text(encoding="utf-8")}
-    notes = (ORDER_NOTE, "tokens are each ep rank's own; examples.layers.torch_layer has the modules of the plan")
+    rows = "dp" if cut.extended else "ep"
+    notes = (ORDER_NOTE, f"tokens are each {rows} rank's own; examples.layers.torch_layer has the modules of the plan")
     return Export(None, files, missing, notes)
 
 
