@@ -182,10 +182,11 @@ def by_clients(deployed: Deployed, requests: Requests, clients: int, *, staggere
     left = deque(range(min(clients, count), count))
 
     def answered(_request: int, time_s: float) -> None:
-        if left:
+        while left:
             request = left.popleft()
             sent[request] = time_s
-            replica.submit(request, time_s)
+            if replica.submit(request, time_s):
+                return  # who is refused sends the next one at once
 
     replica = LiveReplica({0: deployed}, requests, log, answered)
     first = range(min(clients, count))
@@ -194,7 +195,8 @@ def by_clients(deployed: Deployed, requests: Requests, clients: int, *, staggere
             max(1, round(requests.output_tokens[each] * (each + 1) / len(first))) for each in first
         ]
     for request in first:
-        replica.submit(request, 0.0)
+        if not replica.submit(request, 0.0):
+            answered(request, 0.0)
     replica.advance(math.inf)
     return outcome_of([replica], requests, sent, log)
 

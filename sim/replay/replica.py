@@ -148,7 +148,7 @@ class LiveReplica:
         """When its next step may begin; infinite where there is nothing to do."""
         return max(min((lane.now for lane in self._lanes if not lane.idle), default=math.inf), self._free_s[0])
 
-    def submit(self, request: int, time_s: float, *, model: int = 0, computed: bool = False) -> None:
+    def submit(self, request: int, time_s: float, *, model: int = 0, computed: bool = False) -> bool:
         """A request comes, to the rank with fewest; the replica must have been advanced to that time.
 
         Args:
@@ -156,14 +156,19 @@ class LiveReplica:
             time_s: When.
             model: Whose.
             computed: Whether its prompt comes computed from another pool.
+
+        Returns:
+            Whether it has room; else it is refused.
         """
         lanes = [lane for lane in self._lanes if lane.model == model]
         lane = min(lanes, key=lambda lane: (sum(rank.waiting + rank.running for rank in lane.ranks), lane.now))
         rank = min(lane.ranks, key=lambda rank: rank.waiting + rank.running)
         if lane.idle:
             lane.now = max(lane.now, time_s)
-        if not rank.submit(request, computed=computed):
+        fits = rank.submit(request, computed=computed)
+        if not fits:
             self.log.refused.append(request)
+        return fits
 
     def cached_blocks(self, request: int) -> int:
         """How many of a request's first blocks are in the prefix cache of the rank that has most of them."""

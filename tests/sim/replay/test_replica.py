@@ -59,6 +59,14 @@ def _decode_s(deployed: Deployed, sequences: int, context: float) -> float:
 # --- by hand ------------------------------------------------------------------------------------------
 
 
+def test_a_client_whose_request_never_fits_sends_its_next_one_at_once(deployed: Deployed) -> None:
+    sent = _sent([0.0] * 5, [5000, 100, 5000, 5000, 100], [4] * 5)
+    done = by_clients(_with(deployed, room=1000.0), sent, 1)
+    assert np.isnan(done.done_s).tolist() == [True, False, True, True, False]
+    assert done.sent_s[1] == 0.0
+    assert done.sent_s[2:].tolist() == [done.done_s[1]] * 3
+
+
 def test_a_lone_request_takes_its_prompt_and_one_step_a_token(deployed: Deployed) -> None:
     done = as_they_come(_with(deployed), _sent([0.5], [1000], [4]))
     prompt_s = _prompt_s(deployed, 1000)
