@@ -24,7 +24,7 @@ from sim.ops.rank import OpCost
 from sim.prices.collectives import Collective
 from sim.step.attention_expert_meshes import Moves, Sides
 from sim.step.costs import OpParts, op_cost, op_parts
-from sim.step.merged_gathers import merged_moves, merged_moves_s, merges
+from sim.step.merged_gathers import merged_moves, merged_moves_s
 from sim.step.operator_pipelines import pipelined_cost, pipelined_moves, pipelined_moves_s, pipelined_parts
 from sim.step.two_batch_overlap import lengthens, overlapped_cost, overlapped_parts
 from sim.workload import Workload
@@ -200,7 +200,7 @@ def _moves_s(tensor: Tensor, sides: Sides, choices: Choices) -> tuple[float, ...
     rank = sides.rank_by_op[tensor.producer]
     if rank.workload.overlap_parts > 1 and sides.within_a_group(tensor):
         return pipelined_moves_s(rank, tensor, choices)
-    if merges(rank) and sides.within_a_group(tensor):
+    if rank.workload.hardware.merge_gathers and sides.within_a_group(tensor):
         return merged_moves_s(rank, tensor, choices)
     return sides.moves_s(tensor, choices)
 
@@ -209,7 +209,7 @@ def _moves(tensor: Tensor, sides: Sides, choices: Choices) -> Moves:
     rank = sides.rank_by_op[tensor.producer]
     if rank.workload.overlap_parts > 1 and sides.within_a_group(tensor):
         return pipelined_moves(rank, tensor, choices)
-    if merges(rank) and sides.within_a_group(tensor):
+    if rank.workload.hardware.merge_gathers and sides.within_a_group(tensor):
         return merged_moves(rank, tensor, choices)
     return sides.moves(tensor, choices)
 

@@ -20,11 +20,6 @@ from sim.step.costs import Move, move_s, moved, moves, op_parts
 _KIND = "all_gather"
 
 
-def merges(rank: Rank) -> bool:
-    """Whether gathers are merged on the workload's hardware."""
-    return rank.workload.hardware.merge_gathers
-
-
 def merged_moves_s(rank: Rank, tensor: Tensor, choices: tuple[int, ...]) -> tuple[float, ...]:
     """Seconds of a tensor's moves within a group, to each op that reads it, each as it is or with the op's weight."""
     found = moves(rank.layer, tensor, choices)
