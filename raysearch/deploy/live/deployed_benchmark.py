@@ -96,8 +96,13 @@ def _load(deployment: Deployment, url: str | Variable, concurrency: int) -> Benc
 
 
 def is_deployed_benchmark(name: str) -> bool:
-    """Whether a benchmark's name is a folder of this kind."""
-    return os.path.isfile(os.path.join(name, BENCHMARK_FILE))
+    """Whether a benchmark's name is a folder of this kind. Raises: InputError: It is another folder."""
+    found = os.path.isfile(os.path.join(name, BENCHMARK_FILE))
+    if not found and os.path.isdir(name):
+        raise InputError(
+            f"--benchmark: the folder {name} has no {BENCHMARK_FILE}: write one with export --benchmark TOOL"
+        )
+    return found
 
 
 def measure_deployed(folder: Path, workload: Workload, strategy: Strategy) -> Measurement:

@@ -111,6 +111,14 @@ def test_an_address_that_is_no_server_s_is_refused_before_anything_starts(url: s
         measure_deployed(folder, asked.workload, asked.strategy)
 
 
+def test_a_folder_that_export_did_not_write_is_no_benchmark_and_no_shell_command(tmp_path: Path) -> None:
+    with (
+        pytest.raises(InputError, match=r"has no benchmark\.json: write one with export --benchmark TOOL"),
+        opened_benchmark(str(tmp_path), deployment().workload, 10.0, tmp_path),
+    ):
+        pass
+
+
 _SERVES = """
 import http.server
 batch = sys.argv[sys.argv.index("--max-num-seqs") + 1]
