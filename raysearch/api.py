@@ -117,7 +117,7 @@ def recommend(
         cv: Under a load: coefficient of variation of the gaps between arrivals; 1 is Poisson.
         percentile: Under a load: percentile of the latencies that must be within the limits.
         only: Form of deployment to consider; None takes the one that serves more.
-        replays: Under a load: how many more strategies to replay at most, to prove that none needs fewer GPUs.
+        replays: Where requests come at random: how many strategies to replay at most, to prove that none does better.
         requests: Under a load: requests per replay; of 2000 some twenty lie beyond the 99th percentile.
         progress: Whether to report progress on stderr.
 

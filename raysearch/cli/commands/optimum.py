@@ -27,7 +27,12 @@ def show_optimum(
         bool, Setting("Also find the best pipeline whose stages may have any number of layers.")
     ] = False,
     replays: Annotated[
-        int, Setting("In phase traffic: how many strategies to replay at most.", least=1, most=1_000_000)
+        int,
+        Setting(
+            "Where requests come at random: how many strategies to replay at most, to prove that none does better.",
+            least=1,
+            most=1_000_000,
+        ),
     ] = USUAL_REPLAYS,
     out: Annotated[
         Path | None,

@@ -53,7 +53,7 @@ def recommend(
     replays: Annotated[
         int,
         Setting(
-            "Under a load: how many more strategies to replay at most, to prove that none needs fewer GPUs.",
+            "Where requests come at random: how many strategies to replay at most, to prove that none does better.",
             least=0,
             most=10_000,
         ),
