@@ -109,7 +109,7 @@ def _under_load(workload: Workload, case: Case, limits: Limits) -> dict[str, tup
     demand = Demand(served, limits.gpus, requests_per_s=limits.requests_per_s, requests=case.requests)
     found: dict[str, tuple[Way | None, ReplayReport | None]] = {"one": (None, None), "apart": (None, None)}
     if bests := best_first(demand, demand.top):
-        tried, _ = carrying(demand, bests, {})
+        tried, _ = carrying(demand, bests)
         held = [(evaluation, load) for evaluation, load in tried if load]
         if held:
             best, load = min(held, key=lambda one: one[0].gpus * one[1].replicas)

@@ -1,21 +1,23 @@
 """Branch and bound on the steady state: whether any strategy carries a load that comes at random on fewer GPUs.
 
-The steady state is a bound: no replay carries more than replicas whose queues never empty. So once some strategy holds,
-only those need be replayed whose steady state would carry the load on fewer GPUs, the cheapest first, each once on as
-many replicas as fit below what holds so far. More replicas are taken never to hold less.
+The steady state at its best is a bound, that of phase traffic: prompts of all attention groups meet, none stalls a
+pipeline, and queues never empty. So once some strategy holds, only those need be replayed whose steady state would
+carry the load on fewer GPUs, the cheapest first, each once on as many replicas as fit below what holds so far. More
+replicas are taken never to hold less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import EVERY, fleet_worth, gpus_worth, largest_batch, needed_gpus
 from raysearch.deploy.recommend.load_replay import LoadReplay, load_replay
 from sim.evaluation import Evaluation
-from sim.optimum.exact_search import Known, find_bests
+from sim.optimum.exact_search import find_bests
 from sim.optimum.spaces import space_of
+from sim.serving.phases import TRAFFIC
 from sim.simulate import evaluate
 
 
@@ -35,7 +37,7 @@ class LoadProof:
 
 
 def carrying(
-    demand: Demand, listed: Sequence[Evaluation], known: Known
+    demand: Demand, listed: Sequence[Evaluation]
 ) -> tuple[list[tuple[Evaluation, LoadReplay | None]], LoadProof]:
     """Strategies with the replicas that a load takes, each with its largest batch; None where they take more or fail.
 
@@ -44,7 +46,6 @@ def carrying(
     Args:
         demand: With a load.
         listed: To be replayed in any case.
-        known: Of searches of the same workload.
     """
     most, replayed = demand.gpus, list[tuple[Evaluation, LoadReplay | None]]()
     roomy = {found.strategy: found for each in listed for found in (largest_batch(demand, each) or each,)}
@@ -53,12 +54,12 @@ def carrying(
         most = load.replicas * evaluation.gpus if load else most
         replayed.append((evaluation, load))
     holding = any(load for _, load in replayed)
-    found, proof = fewer_gpus(demand, most if holding else most + 1, set(map(degrees_of, roomy.values())), known)
+    found, proof = fewer_gpus(demand, most if holding else most + 1, set(map(degrees_of, roomy.values())))
     return [*replayed, *found], proof
 
 
 def fewer_gpus(
-    demand: Demand, most: int, passed: set[tuple[int, ...]], known: Known
+    demand: Demand, most: int, passed: set[tuple[int, ...]]
 ) -> tuple[list[tuple[Evaluation, LoadReplay]], LoadProof]:
     """Strategies that hold on fewer GPUs, each on fewer than the one before, and what is known then.
 
@@ -66,15 +67,14 @@ def fewer_gpus(
         demand: With a load.
         most: GPUs on which some strategy holds.
         passed: Degrees that were replayed already.
-        known: Of searches of the same workload.
     """
 
     def score(tokens_per_s_per_gpu: float, gpus: int) -> float:
         return fleet_worth(demand, tokens_per_s_per_gpu, gpus)
 
     # Limits at the percentile are kept on average too, and with the confidence: steps of replays are as much longer.
-    space = space_of(demand.asked)
-    bests = find_bests(space, EVERY, score, known=known, reached=gpus_worth(demand, most - 1))
+    space = space_of(replace(demand.asked, phase=TRAFFIC.name))
+    bests = find_bests(space, EVERY, score, reached=gpus_worth(demand, most - 1))
     candidates = [each for each in bests if degrees_of(each) not in passed and needed_gpus(demand, each) < most]
     found: list[tuple[Evaluation, LoadReplay]] = []
     replayed = 0

@@ -192,7 +192,7 @@ def _under_load(demand: Demand, options: Sequence[Option], known: Known) -> tupl
 
     Whatever else holds on fewer GPUs is among them.
     """
-    tried, proof = carrying(demand, [each.evaluation for each in options], known)
+    tried, proof = carrying(demand, [each.evaluation for each in options])
     replayed = [_replayed_option(demand, evaluation, load) for evaluation, load in tried]
     replayed.sort(key=lambda option: option.fleet.gpus if option.load else math.inf)
     if best := replayed[0].load:
