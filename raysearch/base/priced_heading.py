@@ -17,7 +17,7 @@ def priced_text(workload: Workload) -> str:
     >>> from sim.config.question import Question
     >>> print(priced_text(Question(model="qwen3_32b", isl=4000, osl=500).load()))  # doctest: +NORMALIZE_WHITESPACE
     qwen3_32b_serve on h100_sxm under vLLM 0.33.0: phase serve, 4,000 tokens in, 500 out;
-    weights fp8_block, KV cache fp8
+    weights fp8_block, KV cache bf16
     >>> print(priced_text(Question(workload="gpt_moe_1_2t_16k").load()))
     gpt_moe_1_2t_16k on h100_sxm, no engine: phase decode, 16,384 tokens of context; weights fp8, KV cache fp8
     """

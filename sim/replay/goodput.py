@@ -74,7 +74,7 @@ def evaluate_in_phase(workload: Workload, strategy: Strategy) -> Evaluation:
     >>> from sim.config.question import Question
     >>> asked = {"model": "llama_3_1_8b", "isl": 1000, "osl": 100, "ttft_ms": 500, "tpot_ms": 20}
     >>> traffic, serve = (Question(phase=phase, **asked).load() for phase in ("traffic", "serve"))
-    >>> strategy = Strategy(1, 1, 1, 16, (2,) * 12)
+    >>> strategy = Strategy(1, 1, 1, 16, (2, 1, 1, 0, 2, 2, 1, 1, 0, 2))
     >>> bound = evaluate_in_phase(serve, strategy).tokens_per_s_per_gpu
     >>> 0 < evaluate_in_phase(traffic, strategy).tokens_per_s_per_gpu < bound
     True

@@ -18,8 +18,8 @@ from raysearch.runs.records import STUDY_FILE, RunSpec
 from raysearch.runs.run import SearchRun, finished_summary
 from raysearch.studies.study_display import StudyBars
 from raysearch.studies.trial import FAILURE_KEY, SearchTrial, trial_config
-from sim import simulate
 from sim.evaluation import Evaluation
+from sim.replay import goodput
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -71,7 +71,7 @@ def test_a_failing_simulator_ends_the_run_with_the_strategys_name_until_it_is_me
         return fault(evaluation) if len(calls) >= FAILING_CALL else evaluation
 
     with monkeypatch.context() as patch:
-        patch.setattr(simulate, "evaluate", failing)
+        patch.setattr(goodput, "evaluate", failing)
         assert trial.step()["calls"] == 25
         last = trial.step()
     assert last["done"]
