@@ -17,7 +17,6 @@ from raysearch.pretraining.pretraining_file import PretrainingFile
 from raysearch.pretraining.search_episodes import Searches
 from raysearch.pretraining.search_tables import kept_tables, read_tables, table_files
 from raysearch.pretraining.training import fitted_kernel, network_figures, outputs, pool_of, trained
-from raysearch.processes.connection import connected
 from raysearch.searchers.prior.network import PRIOR_FORMAT, PriorHeader, write_prior
 from raysearch.searchers.prior.policy import POLICY_FORMAT, PolicyHeader, write_policy
 from sim.config.files import config_path, read_config
@@ -113,6 +112,7 @@ def pretrain_policy(name_or_path: str, folder: Path, processes: int, bars: Train
         reinforced,
         states,
     )
+    from raysearch.processes.connection import connected  # imports Ray, which nothing before needs
 
     with bars("evaluating searches") as progress:
         paths = make_files(table_files(pretraining, prior), folder, processes, progress)
