@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch  # noqa: F401 its libraries, before memory is measured
 from safetensors import safe_open
 from safetensors.numpy import save
 
