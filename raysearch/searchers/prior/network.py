@@ -5,7 +5,8 @@ The file holds arrays and text alone (safetensors): nothing in it can run code. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -174,6 +175,18 @@ def read_arrays(path: Path, kind: str) -> tuple[JsonFields, dict[str, Reals]]:
     return header, arrays
 
 
+@contextmanager
+def checking(path: Path, kind: str, header: type[BaseModel]) -> Iterator[None]:
+    """Has whatever a file's content fails on told as one error of the file."""
+    try:
+        yield
+    except ValidationError as error:
+        reason = first_error_text(error, header)
+        raise InputError(f"{path} is no {kind} that `raysearch pretrain` wrote: {reason}") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is no {kind} that `raysearch pretrain` wrote: {error}") from error
+
+
 @lru_cache(maxsize=4)
 def read_prior(path: Path) -> Prior:
     """A prior from its file.
@@ -182,7 +195,7 @@ def read_prior(path: Path) -> Prior:
         InputError: It cannot be read, or is none.
     """
     words, arrays = read_arrays(path, "prior")
-    try:
+    with checking(path, "prior", PriorHeader):
         header = PriorHeader.model_validate(words)
         layers = range(sum(name.startswith("weight") for name in arrays))
         weights, biases = ([arrays[f"{kind}{layer}"] for layer in layers] for kind in ("weight", "bias"))
@@ -192,9 +205,4 @@ def read_prior(path: Path) -> Prior:
         if not (prior.scale >= 1 / _LARGEST_WEIGHT).all():
             raise ValueError(f"expected scales of at least {1 / _LARGEST_WEIGHT:g}")
         prior.forward(np.zeros((1, len(prior.mean)), np.float32))[0, 4]
-    except ValidationError as error:
-        reason = first_error_text(error, PriorHeader)
-        raise InputError(f"{path} is no prior that `raysearch pretrain` wrote: {reason}") from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no prior that `raysearch pretrain` wrote: {error}") from error
     return prior

@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import NamedTuple, final
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from raysearch.base.errors import InputError
 from raysearch.base.file_io import write_bytes
 from raysearch.searchers.prior.black_box_belief import BlackBoxBelief, Posterior
-from raysearch.searchers.prior.network import read_arrays
+from raysearch.searchers.prior.network import checking, read_arrays
 from raysearch.searchers.prior.strategy_features import Reals
 from sim.arrays import Ints
-from sim.config.files import first_error_text
 
 SHIPPED_POLICY = Path(__file__).with_name("policy.safetensors")
 """The policy that comes with the package."""
@@ -216,7 +214,7 @@ def read_policy(path: Path) -> Policy:
         InputError: It cannot be read, or is none.
     """
     words, arrays = read_arrays(path, "policy")
-    try:
+    with checking(path, "policy", PolicyHeader):
         header = PolicyHeader.model_validate(words)
         if header.format != POLICY_FORMAT:
             raise ValueError(f"expected {POLICY_FORMAT!r}, got {header.format!r}")
@@ -227,9 +225,4 @@ def read_policy(path: Path) -> Policy:
         nothing = PolicyTokens(np.zeros(sizes[0]), np.zeros((1, sizes[1])), np.zeros((2, sizes[2])))
         if policy.preferences(nothing).shape != (2,):
             raise ValueError("expected a preference for each candidate")
-    except ValidationError as error:
-        reason = first_error_text(error, PolicyHeader)
-        raise InputError(f"{path} is no policy that `raysearch pretrain` wrote: {reason}") from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise InputError(f"{path} is no policy that `raysearch pretrain` wrote: {error}") from error
     return policy
