@@ -3,7 +3,8 @@
 All attention ranks go through a step together, which takes as long as the busiest one. Of a pipeline each microbatch
 has its ranks and requests of its own, and a stage works on one microbatch at a time. Several models may share the GPUs:
 each has its own engine there, and stages work on a step of one after that of another, whichever could begin first.
-Steps that only decode are not simulated one by one: until someone ends, comes or has to go they are added up.
+Steps that only decode are not planned one by one: until someone ends, comes or has to go their times follow from each
+other, and on a single stage they are added up.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from sim.replay.rank_queue import RankPlan, RankQueue
 from sim.replay.requests import Requests
@@ -19,6 +21,7 @@ from sim.replay.step_prices import IDLE, StepPrices
 from sim.strategy import Strategy
 from sim.workload import Workload
 
+_NOW = attrgetter("now")
 OnDone = Callable[[int, float], None]
 """Called with a request and the second at which it was answered."""
 
@@ -84,6 +87,29 @@ class Log:
         self.refused: list[int] = []
 
 
+@dataclass(slots=True)
+class _Spell:
+    """Steps of a microbatch in which all ranks only decode: nobody ends, is let in or has to go before the last one.
+
+    Attributes:
+        left: Steps to come.
+        sequences: Of the busiest rank.
+        next_s: Kernels and collectives of the next step.
+        more_s: By which each takes longer than the one before.
+        engine_s: The engine's own of each.
+        taken: Steps that ranks do not know of yet.
+        began_s: When the first of them began.
+    """
+
+    left: int
+    sequences: int
+    next_s: float
+    more_s: float
+    engine_s: float
+    taken: int = 0
+    began_s: float = 0.0
+
+
 class _Lane:
     """A microbatch of a model.
 
@@ -92,6 +118,7 @@ class _Lane:
         model: Whose.
         deployed: How it runs.
         ranks: Of attention.
+        spell: In a pipeline, decode steps that it is in.
     """
 
     def __init__(self, model: int, deployed: Deployed, requests: Requests) -> None:
@@ -99,10 +126,26 @@ class _Lane:
         gained, room = deployed.prices.workload.tokens_per_step, (deployed.room_tokens, deployed.beside_tokens)
         ranks = deployed.strategy.attention_dp
         self.ranks = [RankQueue(requests, deployed.scheduler, *room, gained) for _ in range(ranks)]
+        self.spell: _Spell | None = None
 
     @property
     def idle(self) -> bool:
         return all(rank.idle for rank in self.ranks)
+
+    def decode_spell(self) -> _Spell | None:
+        """The steps before anything but decoding is due; None where that is now."""
+        most = min(rank.steps_alone() for rank in self.ranks)
+        if most < 1:
+            return None
+        ranks, prices, slower = self.ranks, self.deployed.prices, self.deployed.slower
+        busiest = max(ranks, key=lambda rank: rank.context_tokens)
+        sequences = max(rank.sequences for rank in ranks)
+        context = busiest.context_tokens / sequences
+        growth = busiest.sequences / sequences * prices.workload.tokens_per_step  # of `context` in a step
+        at_zero, slope, last = prices.decode_line(sequences, context)
+        steps = int(min(most, max(1, math.floor((last - context) / growth))))
+        first_s, more_s = slower * (at_zero + slope * context), slower * slope * growth
+        return _Spell(steps, sequences, first_s, more_s, slower * prices.engine_s(sequences))
 
 
 class LiveReplica:
@@ -122,6 +165,7 @@ class LiveReplica:
             _Lane(model, deployed, requests) for model, deployed in models.items() for _ in range(self._stages)
         ]
         self._free_s = [0.0] * self._stages
+        self._busy: list[_Lane] | None = None  # that are not idle; None: to be looked up
         self._on_done = on_done
 
     @property
@@ -163,8 +207,10 @@ class LiveReplica:
         lanes = [lane for lane in self._lanes if lane.model == model]
         lane = min(lanes, key=lambda lane: (sum(rank.waiting + rank.running for rank in lane.ranks), lane.now))
         rank = min(lane.ranks, key=lambda rank: rank.waiting + rank.running)
+        self._end_spell(lane)
         if lane.idle:
             lane.now = max(lane.now, time_s)
+            self._busy = None
         fits = rank.submit(request, computed=computed)
         if not fits:
             self.log.refused.append(request)
@@ -177,25 +223,31 @@ class LiveReplica:
     def advance(self, until_s: float) -> None:
         """Runs all steps that begin before a time, which may be infinite."""
         while True:
-            busy = [lane for lane in self._lanes if not lane.idle]
-            if not busy:
+            if self._busy is None:
+                self._busy = [lane for lane in self._lanes if not lane.idle]
+            if not self._busy:
                 return
-            lane = min(busy, key=lambda lane: lane.now)
+            lane = min(self._busy, key=_NOW)
             begin_s = max(lane.now, self._free_s[0])
             if begin_s >= until_s:
                 return
             if (patience_s := lane.deployed.patience_s) < math.inf:
-                for rank in lane.ranks:
-                    self.log.refused += rank.give_up(begin_s - patience_s)
+                given_up = [request for rank in lane.ranks for request in rank.give_up(begin_s - patience_s)]
+                if given_up:
+                    self.log.refused += given_up
+                    self._end_spell(lane)
                 if lane.idle:
+                    self._busy = None
                     continue
-            alone = min(rank.steps_alone() for rank in lane.ranks) if self._stages == len(busy) == 1 else 0
-            if alone >= 1:
+            spell = lane.spell or lane.decode_spell()
+            if spell is None:
+                self._step(lane)
+            elif self._stages == len(self._busy) == 1 and lane.spell is None:
                 lane.now = begin_s
-                self._decode(lane, int(alone), until_s)
+                self._decode(lane, spell, until_s)
                 self._free_s[0] = lane.now
             else:
-                self._step(lane)
+                self._step_of_spell(lane, spell)
 
     def _step(self, lane: _Lane) -> None:
         """One step of whatever is due."""
@@ -203,8 +255,8 @@ class LiveReplica:
         seconds, engine_s = _seconds(lane.deployed, plans)
         begin_s, end_s = self._through_stages(lane.now, seconds, engine_s)
         self._note(lane, begin_s, end_s)
+        took_s = end_s - lane.now  # since the last token: until the first stage was free, and the step
         lane.now = end_s
-        took_s = end_s - begin_s
         log = self.log
         for rank, plan in zip(lane.ranks, plans, strict=True):
             decoding = rank.sequences
@@ -229,35 +281,58 @@ class LiveReplica:
         self.busy_s += stage_s
         return begin_s, at_s
 
-    def _decode(self, lane: _Lane, most: int, until_s: float) -> None:
-        """Up to so many steps in which all ranks only decode, as far as they begin before a time."""
-        ranks, prices, slower = lane.ranks, lane.deployed.prices, lane.deployed.slower
-        busiest = max(ranks, key=lambda rank: rank.context_tokens)
-        sequences = max(rank.sequences for rank in ranks)
-        context = busiest.context_tokens / sequences
-        growth = busiest.sequences / sequences * prices.workload.tokens_per_step  # of `context` in a step
-        at_zero, slope, last = prices.decode_line(sequences, context)
-        steps = min(most, max(1, math.floor((last - context) / growth)))
-        first_s = slower * (at_zero + slope * context + prices.engine_s(sequences))
-        more_s = slower * slope * growth  # that each step takes longer than the one before
-        steps = min(steps, _steps_until(until_s - lane.now, first_s, more_s))
+    def _step_of_spell(self, lane: _Lane, spell: _Spell) -> None:
+        """One step that only decodes, in turn with other microbatches; ranks learn of it at the end of the spell."""
+        begin_s, end_s = self._through_stages(lane.now, spell.next_s, spell.engine_s)
+        if not spell.taken:
+            spell.began_s, lane.spell = begin_s, spell
+        self._gaps(lane, end_s - lane.now, 1)
+        lane.now = end_s
+        spell.taken += 1
+        spell.left -= 1
+        spell.next_s += spell.more_s
+        if not spell.left:
+            self._end_spell(lane)
+
+    def _end_spell(self, lane: _Lane) -> None:
+        """Tells the ranks of a microbatch of the steps that they have gone."""
+        if (spell := lane.spell) is None:
+            return
+        lane.spell = None
+        self._note(lane, spell.began_s, lane.now)
+        self._decoded(lane, spell.taken)
+
+    def _decode(self, lane: _Lane, spell: _Spell, until_s: float) -> None:
+        """The steps of a spell that begin before a time, one after the other."""
+        first_s, more_s = spell.next_s + spell.engine_s, spell.more_s
+        steps = min(spell.left, _steps_until(until_s - lane.now, first_s, more_s))
         took_s = steps * first_s + more_s * steps * (steps - 1) / 2
         self._note(lane, lane.now, lane.now + took_s)
         lane.now += took_s
         self.busy_s += took_s
-        each_s = took_s / steps
-        for rank in ranks:
-            if rank.sequences:
-                if rank.stalled_s:
-                    self.log.gaps.append((rank.stalled_s + each_s, rank.sequences))
-                    rank.stalled_s = 0.0
-                    self.log.gaps.append((each_s, rank.sequences * (steps - 1)))
-                else:
-                    self.log.gaps.append((each_s, rank.sequences * steps))
+        self._gaps(lane, took_s / steps, steps)
+        self._decoded(lane, steps)
+
+    def _gaps(self, lane: _Lane, each_s: float, steps: int) -> None:
+        """Notes the times between tokens of some decode steps."""
+        for rank in lane.ranks:
+            if not rank.sequences:
+                continue
+            stalled = rank.stalled_s > 0
+            if stalled:
+                self.log.gaps.append((rank.stalled_s + each_s, rank.sequences))
+                rank.stalled_s = 0.0
+            if steps > stalled:
+                self.log.gaps.append((each_s, rank.sequences * (steps - stalled)))
+
+    def _decoded(self, lane: _Lane, steps: int) -> None:
+        for rank in lane.ranks:
             rank.decode(steps)
             self._answered(rank.ended(), lane.now)
 
     def _answered(self, ended: list[int], time_s: float) -> None:
+        if ended:
+            self._busy = None
         for request in ended:
             self.log.done_s[request] = time_s
             if self._on_done:
