@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from raysearch.answers.result import Result
 from raysearch.deploy.recommend.demand import Demand, FormName
-from raysearch.deploy.recommend.formats_compared import ANY, FormatChoice, compared_formats, formats_table
+from raysearch.deploy.recommend.formats_compared import FormatChoice, compared_formats, formats_table
 from raysearch.deploy.recommend.recommendation import Recommendation, recommended
 from raysearch.deploy.recommend.recommendation_files import option_figures, recommendation_dict, write_recommendation
-from sim.config.question import Question
+from sim.config.question import ANY_FORMAT, Question
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
 from sim.strategy import Strategy
@@ -62,7 +62,7 @@ class RecommendationResult(Result):
             return Demand(workload, workload.max_gpus, each, top, *load, **traffic, only=only, replays=replays)
 
         formats: list[FormatChoice] = []
-        if question.weights == ANY:
+        if question.weights == ANY_FORMAT:
             formats = compared_formats(question, asked, progress)
             question = formats[0].question
         return cls(question, recommended(asked(question), progress, found), tuple(formats))

@@ -22,6 +22,7 @@ from sim.config.schemas import DEEPEST, MOST_PARTS, MTP, NGRAM, WorkloadFile, an
 from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_rules
 from sim.json_object import JsonFields, JsonObject
 from sim.prices.curves import DeepepMode
+from sim.prices.dtypes import Dtype
 from sim.prices.hardware import AllReduce
 from sim.serving.phases import phases
 from sim.workload import EVEN_ODDS, BatchGrid, ExpertExchange, GroupChoices, PhaseName, Routing, Workload
@@ -35,6 +36,8 @@ USUAL_CONFIDENCE = 0.9
 """[assumed] Nine picks in ten keep their limits; a pick as predicted, the best of many, misses more often than not."""
 USUAL_GPUS = 64
 """[assumed] Eight nodes of eight."""
+ANY_FORMAT: Final = "any"
+"""In the place of a format of weights: whichever published one serves most, as `recommend` compares them."""
 WIDEST = 128
 """Largest searched tp and ep. [assumed] as in the paper's table 1, whose tp ends there."""
 
@@ -417,6 +420,8 @@ class Question:
             CatalogError: Both or neither of `workload` and `model`, an unknown name, an unusable file, or figures that
                 no workload may have.
         """
+        if self.weights is not None:
+            _check_format(self.weights)
         if self.workload is None:
             return _workload_of_options(self, origin)
         if self.model is not None:
@@ -434,15 +439,26 @@ class Question:
         if self.model is None:
             return self
         engine = self.engine or USUAL_ENGINE
+        weights, kv_cache = self._usual_formats(engine)
         return replace(
             self,
             hardware=self.hardware or default_hardware(),
             engine=engine,
             phase=self.phase or ("decode" if engine == BARE_MACHINE else "serve"),
+            weights=self.weights or weights,
+            kv_cache=self.kv_cache or kv_cache,
             gpus=self.gpus or USUAL_GPUS,
             confidence=self.confidence or (EVEN_ODDS if engine == BARE_MACHINE else USUAL_CONFIDENCE),
             batches=self.batches or "any",
         )
+
+    def _usual_formats(self, engine: str) -> tuple[str, str]:
+        """Formats of the weights and of the KV cache that a model has under an engine. Raises: CatalogError."""
+        path = config_path("models", self.model or "")
+        file, imported = read_model(path, self.family), imported_model(path, self.family)
+        stored = imported.formats if imported else None
+        weights = _of_engine(engine, (stored and stored.weights) or file.usual_weights)
+        return weights, (stored and stored.kv_cache) or file.usual_kv_cache
 
     def model_import(self) -> ModelImport | None:
         """What was read of a Hugging Face configuration; None where the model is no such file. Raises: CatalogError."""
@@ -602,23 +618,14 @@ def _workload_of_options(asked: Question, origin: Origin) -> Workload:
     assert question.hardware is not None
     assert question.gpus is not None
     model_path, hardware_path = config_path("models", asked.model), config_path("hardware", question.hardware)
-    file, imported = read_model(model_path, asked.family), imported_model(model_path, asked.family)
-    model, gpus = file.to_si(), question.gpus
-    stored = imported.formats if imported else None
-    weights = _of_engine(question.engine, (stored and stored.weights) or file.usual_weights)
+    model, gpus = read_model(model_path, asked.family).to_si(), question.gpus
     keys = _keys(question, leave=("engine",) if question.engine == BARE_MACHINE else ())
     copies = keys.get("redundant_experts", 0) if model.is_moe else 0
     content: JsonObject = {
         "name": f"{model.name}_{question.phase}",
         "routing": "skewed" if model.is_moe else "balanced",
         **keys,
-        "precisions": {
-            "weights": weights,
-            "kv_cache": (stored and stored.kv_cache) or file.usual_kv_cache,
-            "activations": "bf16",
-            "dispatch": "fp8",
-            **keys.get("precisions", {}),
-        },
+        "precisions": {"activations": "bf16", "dispatch": "fp8", **keys["precisions"]},
         "degrees": {
             "tp": [n for n in _powers_of_two(min(WIDEST, gpus)) if model.heads % n == 0],
             "ep": [
@@ -637,6 +644,15 @@ def _workload_of_options(asked: Question, origin: Origin) -> Workload:
             f"the workload of the options: {_in_options(first_error_text(error, WorkloadFile))}"
         ) from error
     return assembled(workload, model_path, Path(hardware_path), family=asked.family, origin=origin)
+
+
+def _check_format(weights: str) -> None:
+    """Raises: CatalogError: There is no such format of weights."""
+    known = get_args(Dtype)
+    if weights == ANY_FORMAT:
+        raise CatalogError(f"--weights any compares formats, as `recommend` alone does: name one of {', '.join(known)}")
+    if weights not in known:
+        raise CatalogError(f"--weights: unknown format {weights!r}: {did_you_mean(weights, (ANY_FORMAT, *known))}")
 
 
 def _of_engine(engine: str | None, weights: str) -> str:

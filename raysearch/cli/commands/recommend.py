@@ -14,11 +14,11 @@ from raysearch.cli.commands.options import ConcurrencyOption, JsonOption, OutOpt
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.deploy.recommend.demand import Demand, FormName
-from raysearch.deploy.recommend.formats_compared import ANY, formats_table
+from raysearch.deploy.recommend.formats_compared import formats_table
 from raysearch.deploy.recommend.recommendation import Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from raysearch.processes.claim import check_folder
-from sim.config.question import Question
+from sim.config.question import ANY_FORMAT, Question
 from sim.json_object import JsonObject
 from sim.simulate import evaluate
 
@@ -80,7 +80,7 @@ def recommend(
         from raysearch.simulators.aisimulate import check_here
 
         check_here()
-    if question.weights != ANY:
+    if question.weights != ANY_FORMAT:
         loaded(question)
     from raysearch.answers.recommended import RecommendationResult
     from raysearch.base.rich_tables import print_blocks

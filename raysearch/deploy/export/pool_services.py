@@ -14,12 +14,11 @@ from raysearch.base.file_io import as_strategy
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.models import weights_of
 from raysearch.deploy.export.render import Variable
-from raysearch.deploy.export.stored import StoredOption, StoredPair, StoredReplicas
+from raysearch.deploy.export.stored import StoredOption, StoredPair, StoredReplicas, question_of
 from raysearch.runs.records import Record
 from sim.config.code import Origin
 from sim.config.fields import Count
 from sim.config.files import first_error_text
-from sim.config.question import Question
 from sim.json_object import JsonObject
 from sim.layers.mixers import GroupedAttention
 from sim.pools.traffic import Traffic, TrafficKind, workload_of
@@ -103,7 +102,7 @@ def pool_deployments(
         traffic = Traffic.of(TrafficKind(**dict(kind)) for kind in point.kinds)
     except ValueError as error:
         raise InputError(f"point {number} of {path}: {error}") from error
-    question = Question.of_record(answers.question)
+    question = question_of(path, answers.question)
     workload = question.load(Origin.RECORD)
     served_model = weights_of(workload, question.model, served_model)
     longest = max(kind.prompt_tokens + kind.output_tokens for kind in traffic.kinds)

@@ -11,7 +11,7 @@ from raysearch.base.file_io import as_strategy, read_record
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.models import weights_of
 from raysearch.deploy.export.pool_services import POOLS_FILE, pair_deployments, pool_deployments
-from raysearch.deploy.export.stored import Exportable, StoredPair
+from raysearch.deploy.export.stored import Exportable, StoredPair, question_of
 from raysearch.runs.records import Record, RunSpec
 from raysearch.studies.results import read_spec, read_study_runs
 from sim.config.code import Origin
@@ -92,7 +92,7 @@ def stated_deployments(
     if record.get("points") is not None:
         return pool_deployments(where, record, alternative, served_model)
     if record.get("question") is not None:
-        question = question or Question.of_record(record["question"])
+        question = question or question_of(where, record["question"])
         record = _alternative(where, record, alternative)
     if question is None:
         raise InputError(f"{where} names no workload: name it with --workload, or describe it with --model")

@@ -17,9 +17,6 @@ from sim.config.question import Question
 from sim.engines.engine_registry import charged_rules
 from sim.json_object import JsonObject
 
-ANY = "any"
-"""In the place of a format of weights: whichever published one serves most."""
-
 
 @dataclass(frozen=True)
 class FormatChoice:
@@ -63,7 +60,7 @@ def compared_formats(
     """Formats of weights that the checkpoint is published in, and of the KV cache that its engine has, the best first.
 
     Args:
-        question: Whose weights are `ANY`; a KV cache that it names stays.
+        question: Whose weights are `ANY_FORMAT`; a KV cache that it names stays.
         asked: What is asked of a question.
         progress: Called with what is being worked out.
 

@@ -10,8 +10,11 @@ from typer.testing import CliRunner
 
 import raysearch as rs
 from raysearch.base.errors import NOTHING_FEASIBLE, InputError
+from raysearch.base.file_io import write_record
 from raysearch.cli.app import app
+from raysearch.deploy.export.source import RECOMMENDATION_FILE
 from sim.config.files import CatalogError
+from sim.config.question import Question
 from sim.strategy_checks import StrategyError
 from tests.raysearch.deploy.export.test_engines import QWEN_CONFIG
 
@@ -87,6 +90,22 @@ def test_weights_beside_a_configuration_are_served_from_their_folder(tmp_path: P
     assert told.exit_code == 0
     assert f"vllm serve {folder} " in (tmp_path / "answer" / "best" / "start.sh").read_text()
     assert run(str(tmp_path / "answer")).startswith(f"vllm serve {folder} ")
+
+
+def test_an_answer_states_its_formats_and_of_one_that_does_not_a_note_says_what_is_assumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = Question(model="qwen3_32b", isl=4000, osl=500).record()
+    assert (asked["weights"], asked["kv_cache"]) == ("fp8_block", "bf16")
+    for stated in (asked, {**asked, "weights": "bf16", "kv_cache": "fp8"}):
+        write_record(tmp_path / RECOMMENDATION_FILE, {"question": stated, "best": {"strategy": STRATEGY}})
+        assert ("--kv-cache-dtype fp8" in run(str(tmp_path))) == (stated["kv_cache"] == "fp8")
+        assert not caplog.text
+    older = {name: value for name, value in asked.items() if name != "kv_cache"}
+    write_record(tmp_path / RECOMMENDATION_FILE, {"question": older, "best": {"strategy": STRATEGY}})
+    run(str(tmp_path))
+    assert f"{RECOMMENDATION_FILE} does not state its formats" in caplog.text
+    assert "weights in fp8_block and a KV cache in bf16 are assumed" in caplog.text
 
 
 def test_where_nothing_was_feasible_there_is_nothing_to_export(tmp_path: Path) -> None:
