@@ -71,7 +71,7 @@ def opened_benchmark(benchmark: str, workload: Workload, timeout_s: float, folde
         if not _FUNCTION.fullmatch(benchmark) and not is_deployed_benchmark(benchmark):
             yield of_command(benchmark, workload, timeout_s, lambda: end_marked(mark))
         else:
-            with closing(Hosted(benchmark, workload, timeout_s, lambda: end_marked(mark))) as hosted:
+            with closing(Hosted(benchmark, workload, timeout_s, folder, lambda: end_marked(mark))) as hosted:
                 yield hosted
 
 
@@ -83,14 +83,18 @@ class Hosted:
         name: "module:function".
         workload: Whose strategies.
         timeout_s: Longest measurement.
+        folder: Of the tuning, where a server's files are kept.
         end_all: Ends the process and all that it has started.
 
     Raises:
         InputError: There is no such function.
     """
 
-    def __init__(self, name: str, workload: Workload, timeout_s: float, end_all: Callable[[], None]) -> None:
-        self._name, self._workload, self._timeout_s, self._end_all = name, workload, timeout_s, end_all
+    def __init__(
+        self, name: str, workload: Workload, timeout_s: float, folder: Path, end_all: Callable[[], None]
+    ) -> None:
+        self._name, self._workload, self._timeout_s, self._folder = name, workload, timeout_s, folder.absolute()
+        self._end_all = end_all
         self._start()
 
     def __call__(self, strategy: Strategy) -> Measurement:
@@ -119,7 +123,7 @@ class Hosted:
             host = f"import sys; sys.path[:] = {sys.path!r}; from raysearch.deploy.live.benchmark import serve; serve()"
             self._process = guarded([sys.executable, "-c", host], stdin=theirs.fileno(), stdout=2)
         self._host = Connection(ours.detach())
-        self._host.send((self._name, self._workload))
+        self._host.send((self._name, self._workload, self._folder))
         try:
             mistake = self._answer(START_TIMEOUT_S)
         except EOFError:
@@ -151,9 +155,9 @@ def serve() -> None:
     """Runs in a process of `Hosted`: answers about the strategies that come by stdin."""
     host = Connection(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    name, workload = host.recv()
+    name, workload, folder = host.recv()
     try:
-        of_folder = partial(measure_deployed, Path(name)) if is_deployed_benchmark(name) else None
+        of_folder = partial(measure_deployed, Path(name), folder) if is_deployed_benchmark(name) else None
         function = of_folder or load_function(name)
     except InputError as mistake:
         host.send(str(mistake))

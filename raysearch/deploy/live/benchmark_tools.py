@@ -27,6 +27,8 @@ RESULTS = "results"
 """Folder that a tool writes to, relative to where it runs."""
 LONGEST_RESULTS_BYTES = 1 << 28
 """[assumed] GuideLLM keeps every request."""
+_LARGEST = 1e12
+"""[assumed] No tokens/s and no milliseconds reach it."""
 _ROUNDS = 5
 """[assumed] Requests per place in the batch: one round to fill it, and four until it drains."""
 
@@ -185,7 +187,7 @@ def measurement_of(tool: Tool, results: Path, gpus: int) -> Measurement:
     """
     path = results / tool.file
     try:
-        rate, tpot_ms, ttft_ms = map(float, tool.figures(parse_object(read_bytes(path, LONGEST_RESULTS_BYTES))))
+        rate, tpot_ms, ttft_ms = map(_positive, tool.figures(parse_object(read_bytes(path, LONGEST_RESULTS_BYTES))))
     except (OSError, Unreadable) as error:
         raise RunFailed(f"no results in {path}: {error}") from error
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -193,10 +195,23 @@ def measurement_of(tool: Tool, results: Path, gpus: int) -> Measurement:
     return Measurement(rate / gpus, tpot_ms / 1e3, gpus, ttft_s=ttft_ms / 1e3)
 
 
+def _positive(figure: object) -> float:
+    if isinstance(figure, bool) or not isinstance(figure, int | float) or not 0 < figure < _LARGEST:
+        raise ValueError(f"expected a number above 0, got {figure!r:.80}")
+    return float(figure)
+
+
 def _main() -> None:
     """Prints what a tool's results say, as a benchmark of `raysearch tune-live` must."""
-    name, results, gpus = sys.argv[1:]
-    print(json.dumps(asdict(measurement_of(benchmark_tool(name), Path(results), int(gpus)))))
+    try:
+        name, results, gpus = sys.argv[1:]
+        count = int(gpus)
+    except ValueError:
+        sys.exit(f"error: expected a tool ({', '.join(_TOOLS)}), the folder of its results and a number of GPUs")
+    try:
+        print(json.dumps(asdict(measurement_of(benchmark_tool(name), Path(results), count))))
+    except (InputError, RunFailed) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -30,9 +30,12 @@ from sim.workload import Workload
 
 BENCHMARK_FILE = "benchmark.json"
 BENCHMARK_SCRIPT = "benchmark.sh"
+LAST_MEASUREMENT = "last_measurement"
+"""Folder of a tuning with the server's script, the logs of server and tool, and the tool's results."""
 _PORTS = {"vllm": 8000, "sglang": 30000, "trtllm": 8000}
 """Where servers listen by default. [published] their documentation."""
 _HOST = re.compile(r"[\w:-]{1,63}(\.[\w-]{1,63})*")
+_SERVER_LOG, _TOOL_LOG = "server.log", "benchmark.log"
 _LOOK_S = 0.5
 _SHOWN = 400
 """Characters of a failing program's last words that an error repeats."""
@@ -105,8 +108,14 @@ def is_deployed_benchmark(name: str) -> bool:
     return found
 
 
-def measure_deployed(folder: Path, workload: Workload, strategy: Strategy) -> Measurement:
+def measure_deployed(folder: Path, tuning: Path, workload: Workload, strategy: Strategy) -> Measurement:
     """Starts a strategy's server on this host, measures it and ends it.
+
+    Args:
+        folder: That `benchmark_files` wrote.
+        tuning: Where its script, log and results are kept, in place of those of the measurement before.
+        workload: Whose strategy.
+        strategy: What is measured.
 
     Raises:
         InputError: The folder says nothing that can be started.
@@ -120,27 +129,29 @@ def measure_deployed(folder: Path, workload: Workload, strategy: Strategy) -> Me
     if made.command is None:
         raise InputError(f"{folder}: --to {said.to} starts no server: export to one of {', '.join(_PORTS)}")
     tool = benchmark_tool(said.tool)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="run-") as place:
-        run = Path(place)
-        for name, text in made.all_files.items():
-            (run / name).write_text(text)
-        with _server(run) as server:
-            if why := _not_started(server, said, run):
-                return Measurement(unsupported=why)
-            words = [str(word) for word in tool.command(_load(deployment, said.url, strategy.batch)).words]
-            try:
-                measured = subprocess.run(words, cwd=run, capture_output=True, text=True, errors="replace", check=False)
-            except OSError as error:
-                raise RunFailed(f"cannot start {words[0]}: {error.strerror}") from error
-            if measured.returncode:
-                raise RunFailed(f"{words[0]} ended with {measured.returncode}: {measured.stderr.strip()[-_SHOWN:]}")
-        return measurement_of(tool, run / RESULTS, strategy.gpus)
+    run = tuning / LAST_MEASUREMENT
+    run.unlink() if run.is_symlink() else shutil.rmtree(run, ignore_errors=True)
+    run.mkdir()
+    for name, text in made.all_files.items():
+        (run / name).write_text(text)
+    with _server(run) as server:
+        if why := _not_started(server, said, run):
+            return Measurement(unsupported=why)
+        words = [str(word) for word in tool.command(_load(deployment, said.url, strategy.batch)).words]
+        try:
+            with open(run / _TOOL_LOG, "wb") as log:
+                ended = subprocess.run(words, cwd=run, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False)
+        except OSError as error:
+            raise RunFailed(f"cannot start {words[0]}: {error.strerror}") from error
+        if ended.returncode:
+            raise RunFailed(f"{words[0]} ended with {ended.returncode}: {_last_words(run / _TOOL_LOG)}")
+    return measurement_of(tool, run / RESULTS, strategy.gpus)
 
 
 @contextlib.contextmanager
 def _server(run: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A server that runs in a folder, which ends with all that it has started."""
-    with open(run / "server.log", "wb") as log:
+    with open(run / _SERVER_LOG, "wb") as log:
         server = subprocess.Popen(
             ["sh", COMMAND_FILE], cwd=run, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -150,6 +161,12 @@ def _server(run: Path) -> Iterator[subprocess.Popen[bytes]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+def _last_words(log: Path) -> str:
+    with open(log, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 2 * _SHOWN))
+        return file.read(2 * _SHOWN).decode(errors="replace").strip()[-_SHOWN:]
 
 
 def _answers(url: str) -> bool:
@@ -170,7 +187,7 @@ def _not_started(server: subprocess.Popen[bytes], said: DeployedBenchmark, run: 
     while time.monotonic() < until:
         ended = server.poll()
         if ended is not None:
-            words = (run / "server.log").read_text(errors="replace").strip()[-_SHOWN:]
+            words = _last_words(run / _SERVER_LOG)
             if ended in (126, 127):
                 raise RunFailed(f"the server's program cannot be started: {words}")
             return f"the server ended with exit code {ended} before it answered: {words}"

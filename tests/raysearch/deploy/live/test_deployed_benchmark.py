@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -15,13 +17,20 @@ import pytest
 from raysearch.answers.exported import ExportResult
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.deploy.export.deployment import Deployment
-from raysearch.deploy.live.benchmark import opened_benchmark
+from raysearch.deploy.live.benchmark import checked_benchmark, opened_benchmark
 from raysearch.deploy.live.benchmark_tools import benchmark_tool, measurement_of
-from raysearch.deploy.live.deployed_benchmark import BENCHMARK_FILE, BENCHMARK_SCRIPT, measure_deployed
+from raysearch.deploy.live.deployed_benchmark import (
+    BENCHMARK_FILE,
+    BENCHMARK_SCRIPT,
+    LAST_MEASUREMENT,
+    measure_deployed,
+)
 from raysearch.simulators.measurement import Measurement
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
 from tests.questions import question_about
+from tests.raysearch.forging import WRONG, encoded, places, replaced
+from tests.raysearch.fuzzing import INPUTS, broken
 
 TOOLS = ("aiperf", "vllm-bench", "genai-perf", "guidellm")
 PROFILE = {
@@ -98,6 +107,26 @@ def test_results_that_are_missing_or_lack_a_figure_are_no_measurement(tmp_path: 
         benchmark_tool("aiprf")
 
 
+@pytest.mark.parametrize("name", TOOLS)
+def test_results_that_are_forged_are_a_measurement_or_refused(name: str, tmp_path: Path) -> None:
+    tool, asked = benchmark_tool(name), deployment()
+    for seed in range(INPUTS):
+        rng = random.Random(f"{name} {seed}")
+        wrong = rng.choice([*WRONG, "8", 1e-300, 1e300, [SAID[name]]])
+        content = encoded(replaced(SAID[name], rng.choice(list(places(SAID[name]))), wrong), rng)
+        (tmp_path / tool.file).write_bytes(broken(content, rng) if rng.random() < 0.2 else content)
+        with contextlib.suppress(RunFailed):
+            measured = measurement_of(tool, tmp_path, 2)
+            assert checked_benchmark(measured, asked.workload, asked.strategy) == measured
+
+
+def test_the_reader_of_results_says_in_one_line_what_it_misses(tmp_path: Path) -> None:
+    reads = [sys.executable, "-m", "raysearch.deploy.live.benchmark_tools"]
+    ran = subprocess.run([*reads, "aiperf", str(tmp_path), "2"], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
+    assert ran.stderr.startswith(f"error: no results in {tmp_path}")
+
+
 @pytest.mark.parametrize(
     "url",
     ["nonsense", "file:///etc/passwd", "http://a b\n:x/", "http://h:99999999/", f"http://{'a' * 300}/", "http://"],
@@ -108,7 +137,7 @@ def test_an_address_that_is_no_server_s_is_refused_before_anything_starts(url: s
     (folder / BENCHMARK_FILE).write_text(json.dumps(said | {"url": url}))
     asked = deployment()
     with pytest.raises(InputError, match="url: "):
-        measure_deployed(folder, asked.workload, asked.strategy)
+        measure_deployed(folder, tmp_path, asked.workload, asked.strategy)
 
 
 def test_a_folder_that_export_did_not_write_is_no_benchmark_and_no_shell_command(tmp_path: Path) -> None:
@@ -147,6 +176,8 @@ def test_a_folder_s_benchmark_starts_each_strategy_measures_it_and_ends_it(
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     asked, tuning = deployment(), tmp_path / "tuning"
     tuning.mkdir()
+    (tuning / LAST_MEASUREMENT).symlink_to(tmp_path / "bin")  # where somebody points elsewhere, nothing is lost there
+    before = {each.name for each in folder.iterdir()}
     with opened_benchmark(str(folder), asked.workload, 120.0, tuning) as measure:
         assert measure(asked.strategy) == Measurement(400.0, 0.02, 2, ttft_s=0.3)
         failed = measure(deployment(batch=64).strategy)
@@ -154,7 +185,9 @@ def test_a_folder_s_benchmark_starts_each_strategy_measures_it_and_ends_it(
         program(tmp_path / "bin", "aiperf", r"sys.stderr.buffer.write(b'\xff '); sys.exit('no such model')")
         with pytest.raises(RunFailed, match="aiperf ended with 1: \ufffd no such model"):
             measure(asked.strategy)
-    assert not list(folder.glob("run-*"))
+        assert "CUDA out of memory" not in (tuning / LAST_MEASUREMENT / "server.log").read_text()
+    assert {each.name for each in folder.iterdir()} == before
+    assert [each.name for each in tuning.iterdir()] == [LAST_MEASUREMENT]
     probe = subprocess.run(
         [sys.executable, "-c", f"import socket; socket.create_connection(('localhost', {port}), 1)"],
         capture_output=True,
