@@ -17,7 +17,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from examples.layers.jax_ops import Array, run_layer
 from raysearch.base.errors import InputError
-from raysearch.deploy.layers.sharded_layer import Sharded, check_runs, weight_shapes
+from raysearch.deploy.layers.sharded_layer import (
+    Sharded,
+    Slots,
+    cache_shape,
+    check_runs,
+    runs_latents,
+    weight_shapes,
+)
 from sim.sharding.placement import REPLICATE, Placement, Shard
 
 
@@ -81,16 +88,19 @@ def stream_spec(sharded: Sharded) -> PartitionSpec:
 
 
 def cache_spec(sharded: Sharded) -> PartitionSpec:
-    """Spec of keys and values [sequences, context, kv heads, head dim]."""
-    return partition_spec(sharded.cache, 4)
+    """Spec of keys and values [sequences, context, kv heads, head dim], or of latents [sequences, context, width]."""
+    return partition_spec(sharded.cache, 2 + len(cache_shape(sharded.model)))
 
 
-def sharded_layer(sharded: Sharded, mesh: Mesh) -> Callable[[Mapping[str, Array], tuple[Array, Array], Array], Array]:
-    """The jitted layer: (weights, (keys, values), stream [tokens, hidden]) -> the stream after it.
+def sharded_layer(
+    sharded: Sharded, mesh: Mesh, slots: Slots
+) -> Callable[[Mapping[str, Array], tuple[Array, ...], Array], Array]:
+    """The jitted layer: (weights, (keys, values) or (latents,), stream [tokens, hidden]) -> the stream after it.
 
     Args:
         sharded: How it is cut.
         mesh: With the axes of `sharded.mesh`.
+        slots: Of experts; a dense layer looks at none.
 
     Raises:
         InputError: The mesh is another, or the model's layer has a part that cannot be run.
@@ -100,10 +110,11 @@ def sharded_layer(sharded: Sharded, mesh: Mesh) -> Callable[[Mapping[str, Array]
         raise InputError(f"expected a mesh {sharded.mesh}, got {dict(mesh.shape)}")
     stream = stream_spec(sharded)
 
-    def on_rank(weights: Mapping[str, Array], cache: tuple[Array, Array], x: Array) -> Array:
-        return run_layer(sharded, weights, cache, x)
+    def on_rank(weights: Mapping[str, Array], cache: tuple[Array, ...], x: Array) -> Array:
+        return run_layer(sharded, slots, weights, cache, x)
 
-    specs = (weight_specs(sharded), (cache_spec(sharded), cache_spec(sharded)), stream)
+    kept = 1 if runs_latents(sharded.group.attention) else 2
+    specs = (weight_specs(sharded), (cache_spec(sharded),) * kept, stream)
     placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
     mapped = jax.shard_map(on_rank, mesh=mesh, in_specs=specs, out_specs=stream, check_vma=False)
     return jax.jit(mapped, in_shardings=placed, out_shardings=NamedSharding(mesh, stream))

@@ -3,9 +3,9 @@
 Each op works on the pieces that its rule hands it (`sim.layers.choices.rule`), each tensor is moved between ops by the
 collective that the simulator charges (`sim.sharding.redistribute`).
 
-Tensors lie as the simulator has them: [tokens, features]; copies for experts [experts, senders, tokens, features], a
-copy of every token for every expert, weighted with zero where the router did not pick it. Queries, keys and values lie
-side by side for each group of heads, gate and up projections column by column: a shard of the columns is one of each.
+Tensors lie as the simulator has them: [tokens, features]; copies for experts [experts, senders, slots, features], the
+picked ones alone, see `raysearch.deploy.layers.sharded_layer.Slots`. Queries, keys and values lie side by side for each
+group of heads, gate and up projections column by column: a shard of the columns is one of each.
 """
 # pyright: reportMissingImports=false
 # (an optional extra)
@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from raysearch.deploy.layers.sharded_layer import EPSILON, Sharded, array_dim
-from sim.layers.mixers import GroupedAttention
+from raysearch.deploy.layers.sharded_layer import EPSILON, Sharded, Slots, array_dim, runs_latents
+from sim.layers.mixers import GroupedAttention, LatentAttention
 from sim.layers.ops import FusedOp, Side, Tensor
 from sim.sharding.placement import PARTIAL, REPLICATE, Placement
 from sim.sharding.redistribute import collective_between
@@ -30,16 +30,20 @@ Axes = tuple[str, ...]
 """Neighbouring axes of the mesh that act as one, by name."""
 
 
-def run_layer(sharded: Sharded, weights: Mapping[str, Array], cache: tuple[Array, Array], stream: Array) -> Array:
+def run_layer(
+    sharded: Sharded, slots: Slots, weights: Mapping[str, Array], cache: tuple[Array, ...], stream: Array
+) -> Array:
     """The residual stream after one decode step of the layer, on one rank.
 
     Args:
         sharded: How it is cut.
+        slots: Of experts.
         weights: This rank's pieces.
-        cache: Keys and values [sequences, context, kv heads, head dim], this rank's.
+        cache: Keys and values [sequences, context, kv heads, head dim], or latents [sequences, context, width], this
+            rank's.
         stream: [tokens, hidden], this rank's piece under `sharded.stream`.
     """
-    run = _Run(sharded, weights, cache)
+    run = _Run(sharded, slots, weights, cache)
     run.left("residual_in", sharded.rule("combine").output, stream)
     for op in sharded.layer.ops:
         run.step(op)
@@ -49,12 +53,13 @@ def run_layer(sharded: Sharded, weights: Mapping[str, Array], cache: tuple[Array
 class _Run:
     """A layer under way: what each tensor is, wherever it is held."""
 
-    def __init__(self, sharded: Sharded, weights: Mapping[str, Array], cache: tuple[Array, Array]) -> None:
-        self.sharded, self.weights, self.cache = sharded, weights, cache
+    def __init__(self, sharded: Sharded, slots: Slots, weights: Mapping[str, Array], cache: tuple[Array, ...]) -> None:
+        self.sharded, self.slots, self.weights, self.cache = sharded, slots, weights, cache
         self.held: dict[str, dict[Placement, Array]] = {}
         self.source: dict[str, Placement] = {}
         self.crossed: set[str] = set()
         self.routings: list[tuple[Array, Array]] = []
+        self.shared: Array = None
         self.result: Array = None
 
     def left(self, tensor: str, placement: Placement, array: Array) -> None:
@@ -148,19 +153,56 @@ def _norm(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -> Array:
     total = jnp.square(x.astype(jnp.float32)).sum(-1)
     if label == "d":
         total = lax.psum(total, run.sharded.group_axes(op.side))
-    scale = (total / run.sharded.model.hidden + EPSILON) ** -0.5
-    return (x * scale[:, None]).astype(x.dtype) * run.weights[op.name]
+    return _scaled(x, total / run.sharded.model.hidden, run.weights[op.name])
+
+
+def _scaled(x: Array, mean_square: Array, weight: Array) -> Array:
+    return (x * ((mean_square + EPSILON) ** -0.5)[:, None]).astype(x.dtype) * weight
 
 
 def _einsum(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -> Array:
+    if op.name == "qkv_proj" and runs_latents(run.sharded.group.attention):
+        return _into_latents(run, arrays[0])
     equation = "egcd,edf->egcf" if op.name == "ffn1" else "egcf,efd->egcd"
     if not run.sharded.layer.tensor(op.output).by_expert:
         equation = "tx,xy->ty"
     return summed(jnp.einsum(equation, arrays[0], run.weights[op.name]))
 
 
+def _into_latents(run: _Run, x: Array) -> Array:
+    """Queries of this rank's heads, and beside them the latent with its rotary key, which every rank has."""
+    weights, kind = run.weights, run.sharded.group.attention
+    assert isinstance(kind, LatentAttention)
+
+    def normed(latent: Array, name: str) -> Array:
+        return _scaled(latent, jnp.square(latent.astype(jnp.float32)).mean(-1), weights[name])
+
+    wide = x @ weights["kv_a_proj"]
+    latent = normed(wide[:, : kind.kv_rank], "kv_a_norm")
+    queries = normed(x @ weights["q_a_proj"], "q_a_norm") @ weights["q_b_proj"] if kind.query_rank else None
+    queries = x @ weights["q_proj"] if queries is None else queries
+    return jnp.concatenate([queries, latent, wide[:, kind.kv_rank :]], axis=1)
+
+
+def _latent_attention(run: _Run, x: Array, kind: LatentAttention) -> Array:
+    """Queries are brought into the latent, and what they read of it into values: decoding never expands the cache."""
+    (cache,), up = run.cache, run.weights["kv_b_proj"]
+    own = x[:, -kind.cached_width :]
+    queries = x[:, : -kind.cached_width].reshape(x.shape[0], -1, kind.query_width)
+    absorbed = jnp.einsum("thd,hrd->thr", queries[..., : kind.head_dim], up[..., : kind.head_dim])
+    queries = jnp.concatenate([absorbed, queries[..., kind.head_dim :]], axis=-1)
+    before, now = jnp.einsum("thc,tlc->thl", queries, cache), jnp.einsum("thc,tc->th", queries, own)
+    scores = jax.nn.softmax(jnp.concatenate([before, now[..., None]], axis=-1) / kind.query_width**0.5)
+    read = jnp.einsum("thl,tlr->thr", scores[..., :-1], cache[..., : kind.kv_rank])
+    read += scores[..., -1:] * own[:, None, : kind.kv_rank]
+    return jnp.einsum("thr,hrd->thd", read, up[..., kind.head_dim :]).reshape(x.shape[0], -1)
+
+
 def _attention(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -> Array:
-    kind, (keys, values) = run.sharded.group.attention, run.cache
+    kind = run.sharded.group.attention
+    if isinstance(kind, LatentAttention):
+        return _latent_attention(run, arrays[0], kind)
+    keys, values = run.cache
     assert isinstance(kind, GroupedAttention)
     shared = kind.heads // kind.kv_heads
     groups = arrays[0].reshape(arrays[0].shape[0], -1, shared + 2, kind.head_dim)
@@ -178,7 +220,10 @@ def _residual_add(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -
 
 
 def _activation(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -> Array:
-    (x,) = arrays
+    return _activated(run, arrays[0])
+
+
+def _activated(run: _Run, x: Array) -> Array:
     if not run.sharded.group.feed_forward.gated:
         return jax.nn.silu(x)
     pairs = x.reshape(*x.shape[:-1], -1, 2)
@@ -200,12 +245,16 @@ def _dispatch(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -> Ar
     """Copies travel to their experts' ranks, or every token goes to all ranks, which copy it for their experts."""
     x, routing = arrays
     sharded = run.sharded
-    if sharded.exchange == "all_gather":
+    if sharded.group.feed_forward.shared_ffn_hidden:
+        run.shared = _activated(run, x @ run.weights["shared1"]) @ run.weights["shared2"]
+    gathered = sharded.exchange == "all_gather"
+    if gathered:
         x, routing = _all_gather(x, 0, sharded.token_axes), run.routing_of_all(routing)
-        picked = _of_own_experts(run, _one_hot(run, routing).sum(1)).astype(x.dtype)
-        return jnp.einsum("te,td->etd", picked, x)[:, None]
-    picked = _one_hot(run, routing).sum(1).astype(x.dtype)
-    return _all_to_all(jnp.einsum("te,td->etd", picked, x)[:, None], 0, 1, sharded.ep_axes)
+    places, shape = _places(run, routing)
+    copies = jnp.repeat(x, routing.shape[1], axis=0)
+    filled = jnp.zeros((shape[0] * shape[1], x.shape[1]), x.dtype).at[places.ravel()].set(copies, mode="drop")
+    filled = filled.reshape(shape[0], 1, shape[1], -1)
+    return filled if gathered else _all_to_all(filled, 0, 1, sharded.ep_axes)
 
 
 def _combine(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -> Array:
@@ -214,27 +263,55 @@ def _combine(run: _Run, op: FusedOp, arrays: list[Array], summed: Summed) -> Arr
     if not sharded.model.is_moe:
         return _residual_add(run, op, arrays, summed)
     copies, stream, routing = arrays
-    gathered = sharded.exchange == "all_gather"
-    if gathered:
-        routing = run.routing_of_all(routing)
-    own = copies[:, 0] if gathered else _all_to_all(copies, 1, 0, sharded.ep_axes)[:, 0]
-    weight = jnp.einsum("tke,tk->te", _one_hot(run, routing), routing[..., 1]).astype(own.dtype)
-    if not gathered:
-        return summed(jnp.einsum("te,etd->td", weight, own)) + stream
-    total = _reduce_scatter(jnp.einsum("te,etd->td", _of_own_experts(run, weight), own), 0, sharded.token_axes)
+    if sharded.exchange != "all_gather":
+        own = _weighed(run, _all_to_all(copies, 1, 0, sharded.ep_axes), routing)
+        return summed(_with_shared(run, own)) + stream
+    total = _weighed(run, copies, run.routing_of_all(routing))
+    total = _with_shared(run, _reduce_scatter(total, 0, sharded.token_axes))
     if sharded.copies > 1:
-        parts = run.source[op.inputs[0]] == PARTIAL and sharded.rule(op.name).passes_partial
-        total = lax.psum(total, ("middle", "inner") if parts else "middle")
+        total = lax.psum(total, ("middle", "inner") if sharded.sums_late else "middle")
     return summed(total) + stream
 
 
-def _of_own_experts(run: _Run, by_expert: Array) -> Array:
-    """Of [tokens, experts] the columns of this rank's experts."""
-    return _own(by_expert, 1, run.sharded.ep_axes)
+def _with_shared(run: _Run, total: Array) -> Array:
+    """Of the shared experts the rows and columns that a rank has of the others' sum, parts where that is parts."""
+    if run.shared is None:
+        return total
+    sharded, shared = run.sharded, run.shared
+    for dim, label in enumerate("td"):
+        if sharded.label("combine") == label and shared.shape[dim] != total.shape[dim]:
+            shared = _own(shared, dim, sharded.group_axes("experts"))
+    return total + shared
 
 
-def _one_hot(run: _Run, routing: Array) -> Array:
-    return jax.nn.one_hot(routing[..., 0].astype(jnp.int32), run.sharded.model.experts)
+def _weighed(run: _Run, outputs: Array, routing: Array) -> Array:
+    """The sum of each token's experts of this rank; NaN where one had no slot left for it."""
+    places, shape = _places(run, routing)
+    flat, weight = outputs.reshape(shape[0] * shape[1], -1), routing[..., 1].astype(outputs.dtype)
+    found = flat.at[places].get(mode="fill", fill_value=0)
+    found = jnp.where((places == _FULL)[..., None], jnp.nan, found)
+    return jnp.einsum("tk,tkd->td", weight, found)
+
+
+_FULL = 2**30
+"""The place of a copy that found its expert's slots taken; one more of those whose expert is another rank's."""
+
+
+def _places(run: _Run, routing: Array) -> tuple[Array, tuple[int, int]]:
+    """Of each token's copies [tokens, picked] the place among (experts, slots) of this rank, and how many these are."""
+    slots, sharded = run.slots, run.sharded
+    expert, (tokens, picked) = routing[..., 0].astype(jnp.int32), routing.shape[:2]
+    chosen = jax.nn.one_hot(expert, sharded.model.experts, dtype=jnp.int32)
+    blocks = chosen.reshape(tokens // slots.block, slots.block * picked, -1)
+    before = ((blocks.cumsum(1) - blocks) * blocks).sum(-1).reshape(tokens, picked)  # copies that came first
+    slot = jnp.arange(tokens)[:, None] // slots.block * slots.each + before
+    experts, each = sharded.model.experts, tokens // slots.block * slots.each
+    if sharded.exchange == "all_gather":
+        experts //= lax.axis_size(sharded.ep_axes)
+        expert = expert - lax.axis_index(sharded.ep_axes) * experts
+    own = (expert >= 0) & (expert < experts)
+    place = jnp.where(own, expert * each + slot, _FULL + 1)
+    return jnp.where(before < slots.each, place, _FULL), (experts, each)
 
 
 def _all_gather(array: Array, dim: int, axes: Axes) -> Array:

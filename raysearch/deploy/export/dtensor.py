@@ -12,7 +12,7 @@ from raysearch.deploy.export.cut import ORDER_NOTE, cut_of, left_out
 from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.render import Call, SourceName, python_text
 from raysearch.deploy.layers.layer_plan import Lay, OpPlan, cache_lay, layer_plan, stream_lay
-from sim.layers.mixers import GroupedAttention
+from raysearch.deploy.layers.sharded_layer import cache_shape
 from sim.sharding.placement import PARTIAL, REPLICATE
 from sim.simulate import evaluate
 
@@ -23,9 +23,9 @@ _HEAD = '''
 
 A module that is not in PLAN stays as it is. Rename those that your model calls otherwise. Placements are over the axes
 of MESH, or of the same GPUs in the shape that a module states, where experts have a mesh of their own: STREAM those of
-[tokens, hidden] between layers, CACHE those of keys and values, [sequences, context, kv heads, head dim], or None where
-there are no heads. LEFT_OUT is what they do not say of the model, CHARGED what each GPU sends in a layer, as the
-simulator charges it.
+[tokens, hidden] between layers, CACHE those of keys and values, [sequences, context, kv heads, head dim], or of
+latents, [sequences, context, width], or None where there is none. LEFT_OUT is what they do not say of the model,
+CHARGED what each GPU sends in a layer, as the simulator charges it.
 """
 
 from styles import OpParallel
@@ -57,7 +57,7 @@ def export(deployment: Deployment) -> Export:
         "MESH": {"dp": cut.attention_dp, "tp": cut.tp} if cut.extended else dict(cut.mesh),
         "PLAN": {path: style(plan) for path, plan in layer_plan(cut).items()},
         "STREAM": placements(stream_lay(cut)),
-        "CACHE": placements(cache_lay(cut)) if isinstance(cut.group.attention, GroupedAttention) else None,
+        "CACHE": placements(cache_lay(cut)) if cache_shape(cut.model) else None,
         "LEFT_OUT": missing,
         "CHARGED": _charged(deployment),
     }

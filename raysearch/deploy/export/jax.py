@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from raysearch.deploy.export.cut import ORDER_NOTE, cut_of, left_out
 from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.render import Call, python_text
-from raysearch.deploy.layers.sharded_layer import weight_shapes
-from sim.layers.mixers import GroupedAttention
+from raysearch.deploy.layers.sharded_layer import cache_shape, weight_shapes
 from sim.sharding.placement import Placement, Shard
 
 _HEAD = '''
@@ -19,7 +18,8 @@ _HEAD = '''
 
 Where attention (DP x TP) and experts (EP x MOE_TP) have meshes of their own, each of the four is an axis of MESH or two
 neighbours. STREAM is that of [tokens, hidden] between layers, CACHE that of keys and values, [sequences, context, kv
-heads, head dim], or None where there are no heads. LEFT_OUT is what they do not say of the model.
+heads, head dim], or of latents, [sequences, context, width], or None where there is none. LEFT_OUT is what they do not
+say of the model.
 """
 
 import math
@@ -42,6 +42,7 @@ def export(deployment: Deployment) -> Export:
         InputError: A strategy beyond the joint space.
     """
     cut, missing = cut_of(deployment, "jax"), left_out(deployment)
+    cached = cache_shape(cut.model)
     weights = {name: spec(cut.weight_spread(name), len(shape)) for name, shape in weight_shapes(cut.model).items()}
     constants = {
         "MODEL": cut.model.name,
@@ -49,7 +50,7 @@ def export(deployment: Deployment) -> Export:
         "WEIGHTS": weights,
         "MESH": dict(cut.mesh),
         "STREAM": spec(cut.stream, 2),
-        "CACHE": spec(cut.cache, 4) if isinstance(cut.group.attention, GroupedAttention) else None,
+        "CACHE": spec(cut.cache, 2 + len(cached)) if cached else None,
         "LEFT_OUT": missing,
     }
     notes = (

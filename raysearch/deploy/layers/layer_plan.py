@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from raysearch.base.errors import InputError
-from raysearch.deploy.layers.sharded_layer import Hop, Sharded, array_dim
+from raysearch.deploy.layers.sharded_layer import Hop, Sharded, array_dim, runs_latents, weight_shapes
 from sim.layers.ops import FusedOp, Side, Tensor
 from sim.sharding.placement import PARTIAL, REPLICATE, Placement, Shard
 
@@ -118,8 +118,8 @@ def stream_lay(sharded: Sharded) -> Lay:
 
 
 def cache_lay(sharded: Sharded) -> Lay:
-    """Of keys and values, [sequences, context, kv heads, head dim]."""
-    return Shard(0), {"t": Shard(0), "h": Shard(2)}.get(sharded.label("attention"), REPLICATE)
+    """Of what attention has cached, [sequences, context, ...]."""
+    return Shard(0), sharded.cache_placement
 
 
 def _op_plans(sharded: Sharded, op: FusedOp) -> dict[str, OpPlan]:
@@ -134,7 +134,13 @@ def _op_plans(sharded: Sharded, op: FusedOp) -> dict[str, OpPlan]:
     plan = OpPlan(reads, _lay(sharded, op.side, output, own.output), left.leaves, _weight(sharded, op))
     crossing = replace(plan, hops=left.hops, leaves_shape=left.shape)
     if op.kind == "attention":
+        if runs_latents(sharded.group.attention):
+            own = WHOLE if sharded.label("attention") == "h" else reads[0]
+            weight = (REPLICATE, sharded.latent_placement("kv_b_proj"))
+            return {op.name: replace(plan, reads=(*reads, own, cache_lay(sharded)), weight=weight, local=True)}
         return {op.name: replace(plan, reads=(*reads, cache_lay(sharded), cache_lay(sharded)), local=True)}
+    if op.name == "qkv_proj" and runs_latents(sharded.group.attention):
+        return {"q_b_proj" if "q_b_proj" in weight_shapes(sharded.model) else "q_proj": plan}
     if op.kind == "norm" and sharded.label(op.name) == "d":
         rows = plan.reads[0][:-1]
         statistic = OpPlan(plan.reads, (*rows, PARTIAL), (*rows, REPLICATE), local=True)
@@ -164,7 +170,7 @@ def _op_plans(sharded: Sharded, op: FusedOp) -> dict[str, OpPlan]:
 def _combined(sharded: Sharded, op: FusedOp, plan: OpPlan) -> dict[str, OpPlan]:
     """Each token's weights of experts, the sum of its experts' outputs by them, and the residual connection."""
     copies, stream, routing = plan.reads
-    late = _arrives(sharded, op) == PARTIAL
+    late, shared = sharded.sums_late, bool(sharded.group.feed_forward.shared_ffn_hidden)
     gathered = sharded.exchange == "all_gather"
     routing = _to_all(sharded, routing) if gathered else routing
     weights = (*routing[:-1], Shard(1) if routing[-1] == Shard(0) else routing[-1])
@@ -176,12 +182,35 @@ def _combined(sharded: Sharded, op: FusedOp, plan: OpPlan) -> dict[str, OpPlan]:
     sums = PARTIAL if late else plan.gives[-1]
     gives = (*[PARTIAL] * len(copies[:-1]), sums) if gathered else (Shard(0), sums)
     held = (*copies[:-1], over_tp) if gathered else (Shard(1), over_tp)
-    weigh = OpPlan((held, by_expert), gives, plan.gives, local=True)
+    parts = (Shard(0), *gives[1:]) if shared else gives
+    hops, shape = (), None
     if gathered and sharded.copies > 1 and late:  # one all-reduce over all that have the same tokens
         dp, ranks = sharded.attention_dp, sharded.copies * sharded.moe_tp
-        hop = LayHop((dp, ranks), (PARTIAL, PARTIAL), WHOLE)
-        weigh = replace(weigh, hops=(hop,), leaves_shape=side_shape(sharded, "experts"))
-    return {"shares": shares, "weigh": weigh, op.name: replace(plan, reads=(plan.gives, stream))}
+        hops, shape = (LayHop((dp, ranks), (parts[0], PARTIAL), WHOLE),), side_shape(sharded, "experts")
+    found = {"shares": shares}
+    if shared:
+        found |= _shared(sharded, parts)
+        found["weigh"] = OpPlan((held, by_expert), gives, parts, local=True)
+        found["with_shared"] = OpPlan((parts, parts), parts, plan.gives, local=True, hops=hops, leaves_shape=shape)
+    else:
+        found["weigh"] = OpPlan((held, by_expert), gives, plan.gives, local=True, hops=hops, leaves_shape=shape)
+    return found | {op.name: replace(plan, reads=(plan.gives, stream))}
+
+
+def _shared(sharded: Sharded, parts: Lay) -> dict[str, OpPlan]:
+    """The experts that every token visits, cut over the axes on which `parts` are parts, whole on all others."""
+    dispatch = sharded.layer.op("dispatch")
+    read = _lay(sharded, "experts", sharded.layer.tensor(dispatch.inputs[0]), sharded.rule("dispatch").inputs[0])
+    columns, rows = (
+        tuple(Shard(dim) if each == PARTIAL else REPLICATE for each in parts) for dim in (0, 1)
+    )  # as PyTorch has weights: [columns out, columns in]
+    middle = tuple(Shard(1) if each == PARTIAL else own for each, own in zip(parts, read, strict=True))
+    left = tuple(PARTIAL if each == PARTIAL else own for each, own in zip(parts, read, strict=True))
+    return {
+        "shared1": OpPlan((read,), middle, middle, columns, local=True),
+        "shared_activation": OpPlan((middle,), middle, middle, local=True),
+        "shared2": OpPlan((middle,), left, left, rows, local=True),
+    }
 
 
 def _to_all(sharded: Sharded, lay: Lay) -> Lay:

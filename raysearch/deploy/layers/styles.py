@@ -65,6 +65,7 @@ class OpParallel(ParallelStyle):
             for part in module.modules():
                 for name, parameter in list(part.named_parameters(recurse=False)):
                     placed = distribute_tensor(parameter, device_mesh, self.weight, src_data_rank=self.src_data_rank)
+                    placed = placed.to_local() if self.local else placed
                     part.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
         run: Callable[..., Any] = module.forward
         if self.local:

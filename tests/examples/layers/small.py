@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from raysearch.deploy.layers.sharded_layer import Sharded, sharded_layer_of, shown_group, weight_shapes
+from raysearch.deploy.layers.sharded_layer import Sharded, cache_shape, sharded_layer_of, shown_group, weight_shapes
 from sim.config.catalog import load_hardware
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
-from sim.layers.model import Model, uniform_model
+from sim.layers.mixers import LatentAttention
+from sim.layers.model import FeedForward, LayerGroup, Model, uniform_model
 from sim.layers.sizes import ROUTING_ENTRY_BYTES
 from sim.ops.layers import op_names
 from sim.prices.collectives import Collective
@@ -24,11 +25,19 @@ from sim.workload import DegreeTables, ExpertExchange, Precisions, Workload
 SEQUENCES, CONTEXT = 32, 6
 HEADS, KV_HEADS, HEAD_DIM = 8, 4, 8
 DENSE = uniform_model("small", 2, 64, 96, HEADS, KV_HEADS, HEAD_DIM, 128, 1, 1)
-MOE = uniform_model("small_moe", 2, 64, 32, HEADS, KV_HEADS, HEAD_DIM, 128, 4, 4)
-"""Every token visits every expert, so that no copy is sent for nothing."""
-
-SOME = uniform_model("small_moe", 2, 64, 32, HEADS, KV_HEADS, HEAD_DIM, 128, 4, 2)
+MOE = uniform_model("small_moe", 2, 64, 32, HEADS, KV_HEADS, HEAD_DIM, 128, 4, 2)
 """Every token visits two of four experts."""
+
+LATENT = Model(
+    "small_latent",
+    64,
+    128,
+    (LayerGroup("layers", 2, LatentAttention(HEADS, 8, 24, 16, 4, 8), FeedForward(32, 4, 2, shared_ffn_hidden=32)),),
+)
+"""With latent attention and shared experts, as DeepSeek-V3."""
+
+BLOCK = 4
+"""Tokens among which every expert is picked as often, and which no rank shares with another."""
 
 
 class Degrees(NamedTuple):
@@ -76,14 +85,24 @@ def random_dims(model: Model, seed: int, degrees: Degrees | None = None) -> tupl
     return tuple(NONE if alone[op.side] else choice for op, choice in zip(cut.layer.ops, drawn, strict=True))
 
 
-def numbers(model: Model, seed: int = 0) -> tuple[dict[str, Any], tuple[Any, Any], Any]:
-    """(weights, cache, stream) in single precision, whole."""
+def numbers(model: Model, seed: int = 0) -> tuple[dict[str, Any], tuple[Any, ...], Any]:
+    """(weights, cache, stream) in single precision, whole.
+
+    Of experts every token picks the two that its first four columns say, neighbours the next two.
+    """
     rng = np.random.default_rng(seed)
     weights = {n: rng.normal(0, s[-2 if len(s) > 1 else 0] ** -0.5, s) for n, s in weight_shapes(model).items()}
-    cache = [rng.normal(size=(SEQUENCES, CONTEXT, KV_HEADS, HEAD_DIM)) for _ in range(2)]
+    cached = cache_shape(model)
+    cache = [rng.normal(size=(SEQUENCES, CONTEXT, *cached)) for _ in range(len(cached))]
     stream = rng.normal(size=(SEQUENCES, model.hidden))
+    if model.is_moe:
+        weights["ffn_norm"][:4] = 1
+        weights["router"] *= 0.05
+        weights["router"][:4] += 4 * np.eye(4)
+        weights["o_proj"][:, :4] = 0
+        stream[:, :4] = [np.roll([1, 0.5, 0, 0], token) for token in range(SEQUENCES)]
     as_single = lambda array: array.astype(np.float32)  # noqa: E731
-    return {n: as_single(w) for n, w in weights.items()}, (as_single(cache[0]), as_single(cache[1])), as_single(stream)
+    return {n: as_single(w) for n, w in weights.items()}, tuple(map(as_single, cache)), as_single(stream)
 
 
 def workload_of(model: Model, degrees: Degrees) -> Workload:
@@ -125,7 +144,7 @@ def _whole(collectives: Sequence[Collective]) -> Sequence[Collective]:
     return [both, *(each for each in collectives if each not in (more, alone))]
 
 
-def truth(model: Model, weights: dict[str, Any], cache: tuple[Any, Any], stream: Any) -> Any:
+def truth(model: Model, weights: dict[str, Any], cache: tuple[Any, ...], stream: Any) -> Any:
     """The layer in plain numpy, in double precision: the stream after it."""
     w = {name: weight.astype(float) for name, weight in weights.items()}
 
@@ -141,13 +160,33 @@ def truth(model: Model, weights: dict[str, Any], cache: tuple[Any, Any], stream:
         return (gate / (1 + np.exp(-gate)) * up) @ second
 
     shared, dim = HEADS // KV_HEADS, HEAD_DIM
-    qkv = (norm(stream, w["attn_norm"]) @ w["qkv_proj"]).reshape(len(stream), KV_HEADS, shared + 2, dim)
+    x, kind = norm(stream, w["attn_norm"]), shown_group(model).attention
+
+    def of_heads() -> Iterator[tuple[Any, Any, Any]]:
+        """Queries [t, h], keys and values [t, l, h] of each head."""
+        if isinstance(kind, LatentAttention):  # as trained: the cache is expanded into keys and values of heads
+            wide, rank = x @ w["kv_a_proj"], kind.kv_rank
+            own = np.concatenate([norm(wide[:, :rank], w["kv_a_norm"]), wide[:, rank:]], axis=1)
+            latents = np.concatenate([cache[0], own[:, None]], axis=1)
+            queries = norm(x @ w["q_a_proj"], w["q_a_norm"]) @ w["q_b_proj"]
+            for head, query in enumerate(np.split(queries, HEADS, axis=1)):
+                up = latents[..., :rank] @ w["kv_b_proj"][head]
+                yield (
+                    query,
+                    np.concatenate([up[..., : kind.head_dim], latents[..., rank:]], -1),
+                    up[..., kind.head_dim :],
+                )
+            return
+        qkv = (x @ w["qkv_proj"]).reshape(len(stream), KV_HEADS, shared + 2, dim)
+        for head in range(HEADS):
+            group = head // shared
+            keys = np.concatenate([cache[0][:, :, group], qkv[:, None, group, shared]], axis=1)
+            values = np.concatenate([cache[1][:, :, group], qkv[:, None, group, shared + 1]], axis=1)
+            yield qkv[:, group, head % shared], keys, values
+
     heads = []
-    for head in range(HEADS):
-        group = head // shared
-        keys = np.concatenate([cache[0][:, :, group], qkv[:, None, group, shared]], axis=1)
-        values = np.concatenate([cache[1][:, :, group], qkv[:, None, group, shared + 1]], axis=1)
-        scores = np.einsum("th,tlh->tl", qkv[:, group, head % shared], keys) / math.sqrt(dim)
+    for query, keys, values in of_heads():
+        scores = np.einsum("th,tlh->tl", query, keys) / math.sqrt(query.shape[1])
         heads.append(np.einsum("tl,tlh->th", softmax(scores), values))
     middle = stream + np.concatenate(heads, axis=1) @ w["o_proj"]
     x = norm(middle, w["ffn_norm"])
@@ -158,4 +197,4 @@ def truth(model: Model, weights: dict[str, Any], cache: tuple[Any, Any], stream:
     chances = np.where(chances >= least, chances, 0.0)
     chances /= chances.sum(1, keepdims=True)
     outs = [chances[:, e, None] * feed_forward(x, w["ffn1"][e], w["ffn2"][e]) for e in range(model.experts)]
-    return middle + sum(outs)
+    return middle + sum(outs) + (feed_forward(x, w["shared1"], w["shared2"]) if "shared1" in w else 0)

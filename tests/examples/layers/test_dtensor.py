@@ -6,6 +6,7 @@ import itertools
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,9 @@ from sim.workload import ExpertExchange
 from tests.examples.layers.small import (
     DENSE,
     KNOWN,
+    LATENT,
     MOE,
     OWN_MESHES,
-    SOME,
     Degrees,
     charged,
     random_dims,
@@ -39,11 +40,7 @@ from tests.examples.layers.small import (
 from tests.examples.layers.torch_worker import RANKS, Answer, Case
 
 MESHES = ((DENSE, Degrees(4, 1)), (MOE, Degrees(2, 2)), (MOE, Degrees(4, 1)))
-EXCHANGES: tuple[tuple[Model, ExpertExchange], ...] = (
-    (MOE, "all_to_all"),
-    (MOE, "all_gather"),
-    (SOME, "all_gather"),
-)
+EXCHANGES: tuple[ExpertExchange, ...] = ("all_to_all", "all_gather")
 Choices = tuple[Model, tuple[int, ...], Degrees]
 
 
@@ -64,18 +61,27 @@ def some_choices() -> list[Choices]:
     whole = deployment(MOE, KNOWN["megatron_sp"](MOE), Degrees(2, 2))
     parts = [(MOE, with_ops(whole, names).strategy.dims, Degrees(2, 2)) for names in some]
     own = [
-        (model, KNOWN["megatron"](MOE), degrees._replace(exchange=exchange))
+        (MOE, KNOWN["megatron"](MOE), degrees._replace(exchange=exchange))
         for degrees in (*OWN_MESHES, Degrees(1, 4), Degrees(2, 2))
-        for model, exchange in EXCHANGES
+        for exchange in EXCHANGES
     ]
     drawn: list[Choices] = []
     for seed in range(20):
         model, degrees = MESHES[seed % len(MESHES)]
         drawn.append((model, random_dims(model, seed), degrees))
-    for (seed, degrees), (_, exchange) in itertools.product(zip((0, 4, 2, 3), OWN_MESHES, strict=True), EXCHANGES[:2]):
+    for (seed, degrees), exchange in itertools.product(zip((0, 4, 2, 3), OWN_MESHES, strict=True), EXCHANGES):
         degrees = degrees._replace(exchange=exchange)
         drawn.append((MOE, random_dims(MOE, seed, degrees), degrees))
-    return known + parts + own + drawn
+    latent = [(LATENT, choose(LATENT), degrees) for choose, degrees in latents()]
+    return known + parts + own + drawn + latent
+
+
+def latents() -> list[tuple[Callable[[Model], tuple[int, ...]], Degrees]]:
+    """TP4, TP2 in each of two groups, DEP4, TEP4, and tokens sharded over tp."""
+    megatron, by_tokens = KNOWN["megatron"], KNOWN["megatron_sp"]
+    whole = [(megatron, each) for each in (Degrees(4, 1), Degrees(2, 2), Degrees(1, 4), Degrees(4, 4, 1))]
+    gathered = [(choose, degrees._replace(exchange="all_gather")) for choose, degrees in whole]
+    return whole + gathered + [(by_tokens, Degrees(2, 2))]
 
 
 @pytest.mark.slow

@@ -16,9 +16,10 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import parallelize_module
 
 from examples.layers.torch_layer import TorchLayer
+from raysearch.deploy.layers.sharded_layer import Slots
 from raysearch.deploy.layers.styles import whole
 from sim.layers.model import Model
-from tests.examples.layers.small import numbers, truth
+from tests.examples.layers.small import BLOCK, numbers, truth
 
 RANKS = 4
 _KINDS = {
@@ -77,7 +78,7 @@ def run(case: Case) -> tuple[float, Noting]:
         made = distribute_tensor(torch.from_numpy(array).to(dtype), mesh, placements, src_data_rank=None)
         return made.to_local() if placements == whole(mesh) else made
 
-    layer = TorchLayer(case.model)
+    layer = TorchLayer(case.model, Slots.of(case.model, BLOCK))
     layers = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])})
     layer.load({name: torch.from_numpy(weight).to(dtype) for name, weight in weights.items()})
     parallelize_module(layers, mesh, exported["plan"](), src_data_rank=None)
