@@ -418,8 +418,9 @@ def assembled(
         if origin is Origin.RECORD:
             raise NotImported(file.declared_choices)
         digest.update(declare(file.declared_choices).encode())
+    own_version = {"engine_version": None} if version is None else {}  # named or not, it is the same engine
     nameless = (
-        file.model_copy(update={"model": "", "hardware": ""}),
+        file.model_copy(update={"model": "", "hardware": "", **own_version}),
         model_file,
         hardware_file.model_copy(update={"calibration": None}),
     )
@@ -432,6 +433,8 @@ def assembled(
     weights = precisions.weights
     exchange = file.expert_exchange or (rules.expert_exchange if rules else "all_to_all")
     engine = load_engine(file.engine, calibration, model, weights, version, drafts=drafts) if file.engine else None
+    if engine and file.engine_version:
+        engine = replace(engine, version_stated=True)
     if speculation and isinstance(speculation.draft, Model):
         digest.update(repr(speculation.draft).encode())
     workload = Workload(
@@ -475,7 +478,10 @@ def _engine_version(file: WorkloadFile, beside: Path | None) -> EngineVersionFil
         return None
     if file.engine is None:
         raise CatalogError(f"engine_version: the bare machine has none, got {file.engine_version!r}: name an engine")
-    return read_engine_version(file.engine.partition("<")[0], file.engine_version, beside)
+    engine = file.engine.partition("<")[0]
+    if file.engine_version == engine_rules(engine).version:
+        return None
+    return read_engine_version(engine, file.engine_version, beside)
 
 
 def _redundant(file: WorkloadFile, model: Model) -> int:

@@ -19,7 +19,7 @@ from sim.config.fields import (
     is_nothing,
 )
 from sim.config.files import did_you_mean
-from sim.engines.engine_registry import engine_names, engine_rules
+from sim.engines.engine_registry import engine_names
 from sim.layers import mixers
 from sim.layers import model as layers_model
 from sim.prices import hardware
@@ -530,8 +530,6 @@ class WorkloadFile(FileSchema):
             return content
         table = cast("dict[str, Any]", content)
         engine = str(table.get("engine") or "").partition("<")[0]
-        if engine in engine_names() and table.get("engine_version") == engine_rules(engine).version:
-            table = {**table, "engine_version": None}
         if engine in engine_names() and table.get("space") is None:  # others are refused where they are looked up
             return {**table, "space": engine}
         return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sim.prices.dtypes import Dtype
@@ -128,12 +128,14 @@ class Engine:
         times: Its own time beside its kernels.
         memory: How much of it goes to the KV cache.
         version: None for the one whose rules are built in.
+        version_stated: Whether that is what somebody asked for, and no default; no figure depends on it.
     """
 
     name: str
     times: EngineTimes
     memory: MemoryPolicy
     version: EngineVersion | None = None
+    version_stated: bool = field(default=False, compare=False)
 
     @property
     def family(self) -> str:

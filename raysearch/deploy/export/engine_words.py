@@ -42,7 +42,7 @@ class Capability:
         architectures: Model classes that it has.
         servers: Files that start a server.
         options_of: Of a platform, the options that it adds to those of each engine.
-        pins: Of a platform, the version of each engine that its images have.
+        pins: Of a platform, the version of each engine that its images have, and of its router.
     """
 
     engine: str
@@ -117,9 +117,13 @@ def read_capability(engine: str, version: str) -> Capability:
 
 
 def stated_version(workload: Workload, engine: str) -> str | None:
-    """The version of an engine that a question names; None where it is that of the built-in rules."""
+    """The version of an engine that a question names; None where it names none."""
     charged = workload.engine
-    return charged.version.number if charged and charged.family == engine and charged.version else None
+    if charged is None or charged.family != engine:
+        return None
+    if charged.version is None:
+        return engine_rules(engine).version if charged.version_stated else None
+    return charged.version.number
 
 
 def capability_of(workload: Workload, engine: str) -> tuple[Capability, list[str]]:

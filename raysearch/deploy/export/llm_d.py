@@ -26,13 +26,6 @@ from sim.serving.phases import phase_of
 
 RESOURCES_FILE = "llm-d.yaml"
 ROUTER_FILE = "llm-d-router-values.yaml"
-_RELEASES = {
-    "0.26.0": ("0.9.0", "0.10.0"),
-    "0.23.0": ("0.8.1", "0.9.0"),
-    "0.19.1": ("0.7.0", "0.8.0"),
-}
-"""(llm-d, its router) by the vLLM that they have, the newest first. [published] release notes of llm-d; 0.7's router
-[assumed] from the sidecar's tag in its guides."""
 _IMAGES = {"nvidia": "vllm/vllm-openai", "amd": "vllm/vllm-openai-rocm"}
 """By the vendor of the GPUs. [published] Docker Hub."""
 _SIDECAR = "ghcr.io/llm-d/llm-d-router-disagg-sidecar"
@@ -48,11 +41,10 @@ class _Released:
     """What is installed.
 
     Attributes:
-        llm_d, router: Versions.
-        engine: What its vLLM can be told.
+        router: Its version.
+        engine: What the image's vLLM can be told.
     """
 
-    llm_d: str
     router: str
     engine: Capability
 
@@ -109,9 +101,9 @@ def _released(deployment: Deployment) -> _Released:
     wanted, read = stated_version(deployment.workload, VLLM.name), read_versions(VLLM.name)
     if wanted is not None and wanted not in read:
         raise ValueError(f"the options of vLLM {wanted} were not read, but those of {', '.join(read)}")
-    newest = next(iter(_RELEASES))
-    llm_d, router = _RELEASES.get(wanted or newest, _RELEASES[newest])
-    return _Released(llm_d, router, read_capability(VLLM.name, wanted or newest))
+    releases = [read_capability("llm_d", each).pins for each in reversed(read_versions("llm_d"))]
+    pins = next((each for each in releases if each[VLLM.name] == wanted), releases[0])
+    return _Released(pins["router"], read_capability(VLLM.name, wanted or pins[VLLM.name]))
 
 
 def _labels(release: str, role: str | None = None) -> dict[str, str]:

@@ -11,6 +11,7 @@ from raysearch.deploy.export.engine_words import Capability, capability_of, read
 from raysearch.deploy.export.formats import exporter
 from raysearch.deploy.export.models import repository
 from sim.config.catalog import engine_versions, load_model, read_versions
+from sim.engines.engine_registry import engine_rules
 from sim.layers.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Speculation, Workload
@@ -84,6 +85,8 @@ def test_a_version_that_no_image_of_dynamo_has_is_refused_with_those_that_there_
     asked = cases("vllm", "0.32.0")[0]
     with pytest.raises(ValueError, match=r"has vLLM 0\.32\.0, but 0\.31\.0 \(1\.6\.1\), .*0\.28\.0 \(1\.5\.1\)"):
         exporter("dynamo")(asked)
+    with pytest.raises(ValueError, match=r"has vLLM 0\.33\.0, but"):  # though it is what is priced by default
+        exporter("dynamo")(cases("vllm", engine_rules("vllm").version)[0])
     plain = served("qwen3_32b", "vllm")
     made = exporter("dynamo")(Deployment(plain, Strategy(4, 1, 1, 16, megatron_dims(plain.model)), "m"))
     assert "the image has vLLM 0.31.0; priced was 0.33.0" in made.notes
