@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+# Before NumPy is imported: its threads wait for each other in loops, which doubles the CPU where the cores are busy.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 import typer.main
 import typer.testing

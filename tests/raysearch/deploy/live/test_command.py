@@ -24,7 +24,7 @@ from envs.chain import Chain, chained_line, links
 from raysearch.base.errors import InputError, Interrupted, RunFailed
 from raysearch.cli.app import app
 from raysearch.deploy.live.benchmark import checked_benchmark, of_command
-from raysearch.deploy.live.deployment_candidates import candidates_of
+from raysearch.deploy.live.deployment_candidates import Candidates, candidates_of
 from raysearch.deploy.live.session import HEAD_FILE, ROWS_FILE, Folder, Settings, tune
 from raysearch.simulators.measurement import Measurement
 from sim.layers.heuristics import megatron_dims
@@ -61,6 +61,13 @@ def benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.F
     (tmp_path / f"{name}.py").write_text(TRUTH)
     monkeypatch.syspath_prepend(tmp_path)
     return f"{name}:measure"
+
+
+@pytest.fixture(scope="module")
+def candidates() -> Candidates:
+    """Few, so that a decision over them is made in a moment."""
+    workload = question_about("llama_3_1_8b", isl=100, osl=10).load()
+    return Candidates(workload, candidates_of(heuristic_space(workload, sequence_parallel=False)).evaluations[:8])
 
 
 @pytest.fixture
@@ -244,26 +251,26 @@ def measured_by(command: str, timeout_s: float = 30.0) -> Measurement:
 
 
 @pytest.mark.parametrize("figure", [10**40, np.float32(7.0), Fraction(7, 2)])
-def test_a_figure_of_any_kind_of_number_is_kept_and_decided_on(tmp_path: Path, figure: Any) -> None:
-    workload = question_about("llama_3_1_8b", isl=100, osl=10).load()
-    candidates = candidates_of(heuristic_space(workload, sequence_parallel=False))
+def test_a_figure_of_any_kind_of_number_is_kept_and_decided_on(
+    tmp_path: Path, figure: Any, candidates: Candidates
+) -> None:
     folder = Folder(tmp_path, candidates, Settings())
     answers = {"tokens_per_s_per_gpu": figure, "tpot_s": 0.01, "gpus": np.int64(1)}
 
     def measure(candidate: int) -> Measurement:
-        folder.keep(candidate, found := checked_benchmark(answers, workload, candidates.strategies[candidate]))
+        folder.keep(
+            candidate, found := checked_benchmark(answers, candidates.workload, candidates.strategies[candidate])
+        )
         return found
 
     assert list(tune(candidates, Settings(), measure, folder.begin(), 2))
     assert {each.measurement.tokens_per_s_per_gpu for each in folder.resume()} == {float(figure)}
 
 
-def test_half_a_character_in_an_answer_is_kept_as_a_question_mark(tmp_path: Path) -> None:
-    workload = question_about("llama_3_1_8b", isl=100, osl=10).load()
-    candidates = candidates_of(heuristic_space(workload, sequence_parallel=False))
+def test_half_a_character_in_an_answer_is_kept_as_a_question_mark(tmp_path: Path, candidates: Candidates) -> None:
     folder = Folder(tmp_path, candidates, Settings())
     folder.begin()
-    folder.keep(0, checked_benchmark({"unsupported": "no \ud800"}, workload, candidates.strategies[0]))
+    folder.keep(0, checked_benchmark({"unsupported": "no \ud800"}, candidates.workload, candidates.strategies[0]))
     assert [each.measurement.unsupported for each in folder.resume()] == ["no ?"]
 
 
@@ -310,9 +317,7 @@ def test_impossible_patience_is_refused_before_anything_runs(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_measurement_that_a_full_disk_takes_a_part_of_is_not_kept(tmp_path: Path) -> None:
-    workload = question_about("llama_3_1_8b", isl=100, osl=10).load()
-    candidates = candidates_of(heuristic_space(workload, sequence_parallel=False))
+def test_a_measurement_that_a_full_disk_takes_a_part_of_is_not_kept(tmp_path: Path, candidates: Candidates) -> None:
     folder = Folder(tmp_path, candidates, Settings())
     folder.begin()
     folder.keep(0, Measurement(100.0, 0.01))
