@@ -6,10 +6,19 @@ True
 """
 
 import os
+import resource
+import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from raysearch.base.version import __version__
+_LARGEST_BYTECODE_BYTES = 1 << 24
+"""[assumed] Several times that of the longest module."""
+if 0 <= resource.getrlimit(resource.RLIMIT_FSIZE)[0] < _LARGEST_BYTECODE_BYTES:
+    # CPython would cut off what it writes, without a word, and no later process could import it.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+from raysearch.base.version import __version__  # noqa: E402
 
 if TYPE_CHECKING:
     from raysearch.api import (

@@ -1,6 +1,6 @@
 """`python -m raysearch` is the `raysearch` command."""
 
-from raysearch.cli.main import main
+from raysearch.cli.entry import main
 
 if __name__ == "__main__":
     main()

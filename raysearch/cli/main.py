@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from raysearch.base.errors import STOPS, Interrupted
 from raysearch.base.terminal import inert_output
+from raysearch.cli.entry import BYTECODE_ERRORS, cut_off_bytecode
 from raysearch.processes.watcher import kept_by, let_go_of_terminal, resumed_with, supervised
 
 _WATCHED = ("search", "study", "tune-live")
@@ -41,6 +42,8 @@ def _run() -> int:
         from raysearch.cli.app import run_command
 
         return run_command()
+    except BYTECODE_ERRORS as error:
+        return cut_off_bytecode(error)
     except Interrupted as stopped:
         again = None if "--resume" in str(stopped) else resumed_with()
         print(f"{stopped}; {kept_by(again)}" if again else stopped, file=sys.stderr)

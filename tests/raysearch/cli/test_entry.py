@@ -1,0 +1,63 @@
+"""Bytecode that was cut off while Python wrote it: one message that names it, and none of ours is made so."""
+
+from __future__ import annotations
+
+import py_compile
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raysearch.cli.entry import cut_off_bytecode
+from tests.conftest import CHECKOUT, command_environment
+
+IMPORTING = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import raysearch.cli.app
+raysearch.cli.app.run_command = lambda: __import__("mine.cut")
+from raysearch.cli.entry import main
+main()
+"""
+CACHING = """
+import sys
+sys.dont_write_bytecode, sys.pycache_prefix = False, sys.argv[1]
+import raysearch.base.errors
+"""
+
+
+def test_bytecode_that_was_cut_off_is_named_with_what_mends_it(tmp_path: Path) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "cut.py").write_text("VALUES = [1, 2, 3]\n")
+    compiled = Path(py_compile.compile(str(package / "cut.py"), doraise=True) or "")
+    compiled.write_bytes(compiled.read_bytes()[:-20])
+    run = [sys.executable, "-c", IMPORTING, str(tmp_path), "list"]
+    told = subprocess.run(run, env=command_environment(), cwd=tmp_path, capture_output=True, text=True)
+    assert (told.returncode, told.stderr.count("\n")) == (1, 1)
+    assert told.stderr.startswith(f"error: Python's bytecode {compiled} is damaged: marshal data too short")
+    mend = told.stderr.partition("run the command again: ")[2]
+    subprocess.run(["sh", "-c", mend], check=True)
+    assert not compiled.exists()
+    assert mend.startswith(f"find {package} ")
+
+
+def test_an_error_that_no_bytecode_is_behind_is_raised_again() -> None:
+    with pytest.raises(ValueError, match="other"):
+        cut_off_bytecode(ValueError("other"))
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(4096, ["__init__"]), (-1, ["__init__", "errors"])])
+def test_under_a_limit_on_file_sizes_no_bytecode_is_written(tmp_path: Path, limit: int, kept: list[str]) -> None:
+    subprocess.run(
+        [sys.executable, "-c", CACHING, str(tmp_path)],
+        env=command_environment() | {"PYTHONPATH": str(CHECKOUT)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, -1)),
+        check=True,
+    )
+    ours = (tmp_path / str(CHECKOUT).removeprefix("/") / "raysearch").rglob("*.pyc")
+    found = {path.name.partition(".")[0] for path in ours}
+    assert found & {"__init__", "errors"} == set(kept)  # the package's own is written before it runs
