@@ -26,7 +26,7 @@ PER_FILE = 20
 """Workloads of a file."""
 _LOOKED_EVERY_S = 2.0
 UNREADABLE = (
-    *(zipfile.BadZipFile, NotImplementedError, OSError, EOFError),  # the archive
+    *(zipfile.BadZipFile, RuntimeError, OSError, EOFError),  # the archive, which may say that it is encrypted
     *(ValueError, LookupError, TypeError, MemoryError),  # what is in it
 )
 """Errors of `read_array_file` and of looking at what it gave."""

@@ -30,8 +30,8 @@ _MOST_VALUES = 100_000_000
 _TREE = "tree"
 """Name of the member that holds the plain data; the arrays are named by their numbers."""
 _UNREADABLE = (
-    *(zipfile.BadZipFile, NotImplementedError, OSError, EOFError),  # the archive
-    *(KeyError, TypeError, RecursionError, MemoryError),  # what is in it
+    *(zipfile.BadZipFile, RuntimeError, OSError, EOFError),  # the archive, which may say that it is encrypted
+    *(KeyError, TypeError, MemoryError),  # what is in it
 )
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _log = logging.getLogger(__name__)

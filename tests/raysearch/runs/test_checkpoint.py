@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raysearch.pretraining.array_files import UNREADABLE, read_array_file
 from raysearch.runs.checkpoint import CHECKPOINT_FILE, LARGEST_BYTES, pack, read_checkpoint, unpack, write_checkpoint
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
@@ -108,6 +109,16 @@ def test_an_archive_that_would_unfold_is_refused() -> None:
     np.savez_compressed(buffer, tree=np.zeros(10**7, np.uint8))
     with pytest.raises(ValueError, match="compressed"):
         unpack(buffer.getvalue())
+
+
+def test_an_archive_that_says_it_is_encrypted_is_refused(tmp_path: Path) -> None:
+    packed = bytearray(pack({"a": np.arange(3)}))
+    packed[packed.index(b"PK\1\2") + 8] |= 1  # the flag of its first member
+    with pytest.raises(ValueError, match="is encrypted"):
+        unpack(bytes(packed))
+    (tmp_path / "rows.npz").write_bytes(packed)
+    with pytest.raises(UNREADABLE, match="is encrypted"):
+        read_array_file(tmp_path / "rows.npz")
 
 
 def test_an_array_that_no_memory_holds_is_refused() -> None:
