@@ -1,6 +1,6 @@
 """`python -m raysearch` is the `raysearch` command."""
 
-from raysearch.cli.entry import main
+from raysearch.cli.entry import start_command
 
 if __name__ == "__main__":
-    main()
+    start_command()

@@ -15,7 +15,7 @@ BYTECODE_ERRORS = (EOFError, ValueError, TypeError)
 """[spec] What marshal.loads raises of bytes that are no bytecode."""
 
 
-def main() -> None:
+def start_command() -> None:
     """Runs the command line; see `raysearch.cli.main`."""
     try:
         from raysearch.cli import main as command

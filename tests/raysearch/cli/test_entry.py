@@ -18,8 +18,8 @@ import sys
 sys.path.insert(0, sys.argv.pop(1))
 import raysearch.cli.app
 raysearch.cli.app.run_command = lambda: __import__("mine.cut")
-from raysearch.cli.entry import main
-main()
+from raysearch.cli.entry import start_command
+start_command()
 """
 CACHING = """
 import sys
