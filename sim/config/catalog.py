@@ -283,9 +283,10 @@ def under_engine(workload: Workload, name: str) -> Workload:
     hardware, calibration = replace(workload.hardware, fp8_gather=False, merge_gathers=False), None
     if curves is not None:
         calibration = curves.calibration
-        usual = curves.all_reduce in (curves.engine, "fastest")
-        all_reduce = rules.kernels if usual else curves.all_reduce
+        all_reduce = curves.all_reduce if curves.all_reduce in rules.all_reduces else rules.kernels
         hardware = replace(hardware, curves=curves.under(engine=rules.kernels, all_reduce=all_reduce))
+    if hardware.collectives.all_reduce not in (None, *rules.all_reduces):
+        hardware = replace(hardware, collectives=replace(hardware.collectives, all_reduce=None))
     waits = workload.prompt_wait_steps if rules.prompts_wait else 0
     overlaps = workload.two_batch_overlap and rules.overlaps_batches
     drafts = workload.speculation is not None and workload.speculation.draft == MTP
@@ -507,7 +508,6 @@ def _check_no_engine_is_asked_for_more(file: WorkloadFile) -> None:
     """Raises: CatalogError where an engine's space is to do what no engine does."""
     beyond = {
         "overlap_parts": (file.overlap_parts > 1, "no plan of an engine pipelines operators"),
-        "all_reduce": (file.all_reduce == "fastest", "no engine calls the all-reduce of another"),
         "fp8_gather": (file.fp8_gather, "no engine quantises what it gathers"),
         "merge_gathers": (file.merge_gathers, "no engine gathers weights at use"),
     }
@@ -516,6 +516,14 @@ def _check_no_engine_is_asked_for_more(file: WorkloadFile) -> None:
             raise CatalogError(
                 f"{name}: {why}, and {file.space!r} is an engine's space: name another one, such as 'joint', or leave "
                 f"{name} out"
+            )
+    if file.all_reduce and file.space not in OWN_SPACES:
+        rules = engine_rules(file.space)
+        known = tuple(dict.fromkeys((rules.kernels, *rules.all_reduces)))
+        if file.all_reduce not in known:
+            raise CatalogError(
+                f"all_reduce: {rules.title} cannot be told to use {file.all_reduce!r}, but {', '.join(known)}: name "
+                "one of these, another space, such as 'joint', or leave all_reduce out"
             )
     if file.merge_gathers and file.overlap_parts > 1:
         raise CatalogError(

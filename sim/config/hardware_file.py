@@ -90,6 +90,8 @@ class _Links(FileSchema):
     achieved_share: Share | None = None  # of large collectives; else as the machine's that scaled_from names
     network_gb_per_s: GigabytesPerSecond  # one network port
     nics: Count | None = None  # ports of a node, which its GPUs share; one per GPU
+    # Of an all-reduce inside the switch (NVLink SHARP), which is taken where it is asked for: left out of digests.
+    nvls_latency_us: Microseconds | None = Field(None, exclude=True)
     rack: _Rack | None = None  # links between nodes that are not the network
     torus: _Torus | None = None  # of topology = "torus", whose nodes have two links along each axis
 
@@ -413,8 +415,6 @@ class HardwareFile(FileSchema):
             )
         light = self.machine_header()["speed_of_light"]
         rack, collectives = self.links.rack, self.collectives.to_si()
-        if self.all_reduce == "nccl":
-            collectives = dataclasses.replace(collectives, custom_all_reduce=None)
         if rack:
             tier = hardware.Rack(rack.gpus, rack.gb_per_s * 1e9, rack.hop_us * 1e-6)
             collectives = dataclasses.replace(collectives, rack=tier)
@@ -424,6 +424,13 @@ class HardwareFile(FileSchema):
             link = self.links.node_gb_per_s * 1e9 / (2 * torus.dims)
             joined = Torus(torus.dims, link, torus.hop_us * 1e-6, torus.wraps)
             collectives = dataclasses.replace(collectives, torus=joined)
+        nvls_us = self.links.nvls_latency_us
+        nvls_s = None if nvls_us is None else nvls_us * 1e-6
+        collectives = dataclasses.replace(collectives, all_reduce=self.all_reduce, nvls_latency_s=nvls_s)
+        if lacks := collectives.lacks:
+            raise CatalogError(f"all_reduce = {self.all_reduce!r} does not run on {self.name}: {lacks}")
+        if self.all_reduce in ("nccl", *hardware.NCCL_ALGORITHMS):
+            collectives = dataclasses.replace(collectives, custom_all_reduce=None)
         return hardware.Hardware(
             name=self.name,
             vendor=self.vendor,

@@ -237,8 +237,9 @@ class Question:
     all_reduce: Annotated[
         AllReduce | None,
         About(
-            "All-reduce inside a node: of 'trtllm', 'vllm', 'sglang' or 'nccl', or 'fastest': for each message the "
-            "fastest of these that was measured.",
+            "All-reduce: inside a node that of 'trtllm', 'vllm', 'sglang' or 'nccl', or 'fastest': for each message "
+            "the fastest of these that was measured; or an algorithm, wherever it can run: 'ring', 'tree', 'nvls', "
+            "'one_shot' or 'two_shot'.",
             "deployment",
             "the engine's",
             "all_reduce",

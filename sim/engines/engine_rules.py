@@ -15,7 +15,7 @@ from sim.layers.mixers import CompressedAttention, GroupedAttention, LinearMixer
 from sim.layers.model import Model
 from sim.prices.dtypes import FORMATS, Dtype
 from sim.prices.engine import EngineVersion, MemoryPolicy, SchedulerPolicy
-from sim.prices.hardware import EngineName, Hardware
+from sim.prices.hardware import NCCL_ALGORITHMS, AllReduce, EngineName, Hardware
 from sim.strategy import Strategy
 from sim.workload import ExpertExchange, Precisions, Workload
 
@@ -80,6 +80,7 @@ class EngineRules:
         overlaps_batches: Whether it can overlap two half batches, one's exchange with experts and the other's work.
         scheduler: What its steps hold by default on a machine.
         disaggregates: Whether pools of its prompts and of its answers can send caches between them.
+        all_reduces: What it can be told to use for all-reduces in place of its own.
     """
 
     name: str
@@ -98,6 +99,7 @@ class EngineRules:
     overlaps_batches: bool = False
     scheduler: Callable[[Hardware], SchedulerPolicy] = plain_scheduler
     disaggregates: bool = False
+    all_reduces: tuple[AllReduce, ...] = ("nccl", *NCCL_ALGORITHMS)
 
     def of_version(self, version: EngineVersion | None) -> EngineRules:
         """These rules with what a version does otherwise."""

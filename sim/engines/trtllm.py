@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from sim.engines.engine_rules import EngineRules, dense_copies, nvidia_alone, whole_experts, whole_heads
 from sim.engines.vllm import tensor_parallelism
 from sim.prices.engine import MemoryPolicy, SchedulerPolicy
-from sim.prices.hardware import Hardware
+from sim.prices.hardware import KERNEL_ALGORITHMS, NCCL_ALGORITHMS, Hardware
 from sim.serving.phases import phase_of
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -60,4 +60,5 @@ TRTLLM = EngineRules(
     scheduler=_scheduler,
     prompts_wait=True,  # [published] attention_dp_config.enable_balance, timeout_iters 50; off by default
     disaggregates=True,
+    all_reduces=("nccl", *NCCL_ALGORITHMS, *KERNEL_ALGORITHMS),  # [published] allreduce_strategy of llm_args.py
 )

@@ -70,6 +70,8 @@ class Line(NamedTuple):
 
 
 Envelope = tuple[Line, ...]
+NVLS = "nvls"
+"""NVLink SHARP, as `Line.algorithm` calls it."""
 
 
 def collective_time_s(hardware: Hardware, kind: str, group: MeshGroup, tensor_bytes: float) -> float:
@@ -157,9 +159,12 @@ def _uncompressed(hardware: Hardware, kind: str, group: MeshGroup, tensor_bytes:
     inside = min(group.degree, hardware.node_gpus)
     as_switched = tensor_bytes / hardware.collectives.links_used(inside)
     fitted = curves.collective(kind, inside, as_switched) if curves else None
-    if fitted is not None and group.nodes == 1:
+    modelled = kind == "all_reduce" and hardware.collectives.algorithm not in ("", "ring")
+    if fitted is not None and group.nodes == 1 and not (modelled and (algorithm != NVLS or time_s > fitted.time_s)):
         return fitted._replace(time_s=fitted.time_s * exposed)
     where = f"{kind.replace('_', '-')} over {axis} across {_across(group)}" if group.nodes > 1 else ""
+    if modelled and not where:
+        where = f"all-reduce by the latency model of {algorithm}"
     if fitted is None:
         return hardware.errors.by_medians(time_s * exposed, where)._replace(algorithm=algorithm)
     return hardware.errors.extrapolating(max(time_s, fitted.time_s) * exposed, where)._replace(algorithm=algorithm)
@@ -280,17 +285,22 @@ def _envelope(model: CollectiveModel, kind: str, group: MeshGroup) -> Envelope:
     if kind == "all_to_all":
         return (_all_to_all_line(model, group),)
     lines = [line for protocol in model.protocols for line in _nccl_lines(model, protocol, kind, group)]
+    if kind == "all_reduce" and model.algorithm == NVLS and model.nvls_latency_s is not None and group.nodes == 1:
+        simple = model.protocols[-1]
+        per_byte_s = sent_share(kind, group.degree) / _bandwidth_bytes_per_s(model, simple, kind, group)
+        lines.append(Line(model.nvls_latency_s, per_byte_s, NVLS))
     if kind == "all_reduce" and model.custom_all_reduce and group.nodes == 1:
         custom, share = model.custom_all_reduce, sent_share(kind, group.degree)
         bandwidth = custom.bandwidth_bytes_per_s * model.links_used(group.degree)
         lines.append(Line(custom.one_shot_latency_s, (group.degree - 1) / bandwidth, "one-shot"))
         lines.append(Line(custom.two_shot_latency_s, share / bandwidth, "two-shot"))
-    return tuple(lines)
+    asked = [line for line in lines if kind == "all_reduce" and line.algorithm == model.algorithm]
+    return tuple(asked or lines)  # what cannot run there leaves it to the fastest of the others
 
 
 def _nccl_lines(model: CollectiveModel, protocol: Protocol, kind: str, group: MeshGroup) -> list[Line]:
     lines = [_ring_line(model, protocol, kind, group)]
-    if group.nodes > 1 and kind == "all_reduce":
+    if kind == "all_reduce" and (group.nodes > 1 or model.algorithm == "tree"):
         lines.append(_tree_line(model, protocol, group))
     if group.tier == "hierarchical" and group.degree == group.nodes * group.per_node:
         lines.append(_hierarchical_line(model, protocol, kind, group))

@@ -11,7 +11,17 @@ from typing import Literal, NamedTuple
 
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import BYTES, Dtype
-from sim.prices.kernel_fallbacks import AITER, EXPERT_KERNELS, Source, all_reduce_libraries, leaning, slower_by, sources
+from sim.prices.kernel_fallbacks import (
+    AITER,
+    EXPERT_KERNELS,
+    SUMMED_AS,
+    Source,
+    all_reduce_libraries,
+    leaning,
+    newest_series,
+    slower_by,
+    sources,
+)
 from sim.prices.mixer_shapes import Convolution, SparseAttention, StateScan
 from sim.prices.priced import Interval, PricedKernel, error_interval, mean_error, together, wider
 
@@ -183,7 +193,7 @@ class Curves:
     Attributes:
         calibration: Where they come from.
         engine: "trtllm", "vllm" or "sglang".
-        all_reduce: Whose all-reduce runs inside a node: an engine's own, "nccl" or "fastest".
+        all_reduce: Whose all-reduce runs inside a node: an engine's own, "nccl" or "fastest"; or one algorithm.
         uncalibrated: Relative error of a series that was never cross-validated.
         extrapolated: Least relative error beyond what was measured.
         carried_over: How sure they are on a machine that they were not measured on.
@@ -347,9 +357,20 @@ class Curves:
     def collective(self, kind: str, degree: int, tensor_bytes: float) -> PricedKernel | None:
         """A collective inside a node on a tensor of `tensor_bytes` over the group, or None."""
         message_bytes = tensor_bytes / degree if kind == "all_to_all" else tensor_bytes
+        if kind == "all_reduce" and self.all_reduce in SUMMED_AS:
+            return self._by_algorithm(degree, message_bytes)
         libraries = all_reduce_libraries(self.all_reduce) if kind == "all_reduce" else ("nccl",)
         found = [self._collective_of(library, _KINDS.get(kind, kind), degree, message_bytes) for library in libraries]
         return min([priced for priced in found if priced], default=None)  # by time
+
+    def _by_algorithm(self, degree: int, message_bytes: float) -> PricedKernel | None:
+        """NCCL's all-reduce of the format that it sums by one algorithm, or at best by that; see `SUMMED_AS`."""
+        newest = newest_series(self.calibration.series, SUMMED_AS[self.all_reduce])
+        if newest is None:
+            return self.rest._by_algorithm(degree, message_bytes) if self.rest else None
+        time_us = self.calibration.collective_us(newest, "all_reduce", degree, message_bytes)
+        found = self._priced(newest, time_us, (message_bytes, degree), "")
+        return found._replace(algorithm=f"{self.all_reduce}, measured")
 
     def _collective_of(self, library: str, name: str, degree: int, message_bytes: float) -> PricedKernel | None:
         series = f"collectives/{name}/{library}"

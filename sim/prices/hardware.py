@@ -13,8 +13,13 @@ from sim.prices.priced import Interval, PricedKernel, error_interval
 from sim.prices.torus import Torus
 
 EngineName = Literal["trtllm", "vllm", "sglang"]
-AllReduce = Literal["trtllm", "vllm", "sglang", "nccl", "fastest"]
-"""Whose all-reduce runs inside a node; "fastest": of each message that of whichever measured library is."""
+AllReduce = Literal["trtllm", "vllm", "sglang", "nccl", "fastest", "ring", "tree", "nvls", "one_shot", "two_shot"]
+"""Whose all-reduce runs inside a node; "fastest": of each message that of whichever measured library is; or one
+algorithm, wherever it can run: see `NCCL_ALGORITHMS` and `KERNEL_ALGORITHMS`."""
+NCCL_ALGORITHMS = ("ring", "tree", "nvls")
+"""What NCCL can be told to use (NCCL_ALGO)."""
+KERNEL_ALGORITHMS = ("one_shot", "two_shot")
+"""Of the engines' own kernels: every GPU reads all that the others have, or reduces a part and gathers the parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,8 @@ class CollectiveModel:
             GPU's whole bandwidth reaches any peer.
         rack: Links between the node's and the network, or None where there are none.
         torus: How the chips of a node are joined where each has links to its neighbours alone; None for other nodes.
+        nvls_latency_s: Of an all-reduce inside the switch (NVLink SHARP), or None where there is none.
+        all_reduce: Whose all-reduce or which algorithm was asked for; None takes what runs by default.
     """
 
     protocols: tuple[Protocol, ...]
@@ -132,6 +139,25 @@ class CollectiveModel:
     mesh_peers: int = 0
     rack: Rack | None = None
     torus: Torus | None = None
+    nvls_latency_s: float | None = None
+    all_reduce: AllReduce | None = None
+
+    @property
+    def algorithm(self) -> str:
+        """The one algorithm of all all-reduces that it can run, as `Collective.algorithm` calls it; "" for any."""
+        asked = self.all_reduce or ""
+        return asked.replace("_", "-") if asked in (*NCCL_ALGORITHMS, *KERNEL_ALGORITHMS) else ""
+
+    @property
+    def lacks(self) -> str:
+        """Why what was asked for of all-reduces cannot run, or ""."""
+        if self.algorithm and self.torus:
+            return "a torus has the rings of its links alone"
+        if self.all_reduce == "nvls" and self.nvls_latency_s is None:
+            return "no switch of its adds up (links.nvls_latency_us)"
+        if self.all_reduce in KERNEL_ALGORITHMS and self.custom_all_reduce is None:
+            return "no engine's own kernel is known there (no collectives.custom_all_reduce)"
+        return ""
 
     @property
     def topology(self) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from raysearch.base.errors import InputError
 from raysearch.deploy.contexts import longest_context
 from raysearch.deploy.export.render import Command, Variable, shell_text
+from sim.prices.hardware import NCCL_ALGORITHMS
 from sim.serving.phases import charged_prompt_tokens, phase_of
 from sim.step.pipeline import layers_of_stages
 from sim.strategy import Strategy
@@ -86,6 +87,17 @@ class Deployment:
         """Layers of each pipeline stage, as "16,15,15,15", where they are not as many in all; else ""."""
         layers = layers_of_stages(self.workload, self.strategy.pp)
         return ",".join(map(str, layers)) if len(set(layers)) > 1 else ""
+
+    @property
+    def by_nccl(self) -> bool:
+        """Whether all-reduces shall be NCCL's, not the engine's own."""
+        return self.workload.hardware.collectives.all_reduce in ("nccl", *NCCL_ALGORITHMS)
+
+    @property
+    def nccl_variables(self) -> dict[str, str]:
+        """What the environment must say where NCCL shall use one algorithm for its all-reduces, from NCCL 2.24 on."""
+        asked = self.workload.hardware.collectives.all_reduce
+        return {"NCCL_ALGO": f"allreduce:{asked}"} if asked in NCCL_ALGORITHMS else {}
 
     @property
     def rank_requests(self) -> int:

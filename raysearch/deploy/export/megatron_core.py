@@ -47,7 +47,7 @@ def export(deployment: Deployment) -> Export:
     notes += [*spread_notes(deployment, deployment.nodes), *deployment.router_notes()]
     module: Flag = ("-m", server.removesuffix(".py").replace("/", "."))
     options = (*launch, module, *said)
-    command = Command(("torchrun",), options, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    command = Command(("torchrun",), options, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} | deployment.nccl_variables)
     return Export(command, {}, (*runs.dropped, *lost), tuple(notes), runs.violations)
 
 

@@ -47,9 +47,9 @@ def export(deployment: Deployment) -> Export:
 
 
 def environment(deployment: Deployment) -> dict[str, str]:
-    """What its environment must say: where stages are not alike, and where steps have more tokens than is usual."""
+    """What its environment must say where stages are not alike, NCCL shall use one algorithm, or steps are large."""
     workload, split = deployment.workload, deployment.layer_partition
-    variables = {"SGLANG_PP_LAYER_PARTITION": split} if split else {}
+    variables = ({"SGLANG_PP_LAYER_PARTITION": split} if split else {}) | deployment.nccl_variables
     tokens = math.ceil(deployment.strategy.batch / deployment.strategy.attention_dp) * workload.queries
     if _sends_tokens(deployment) and phase_of(workload).decodes and tokens > _USUAL_DISPATCH:
         blocks = math.ceil(tokens / _USUAL_DISPATCH)
@@ -106,6 +106,8 @@ def _parallel_flags(deployment: Deployment) -> list[Flag]:
                 flags.append(("--enable-two-batch-overlap", None))
     if strategy.tp > 1 and strategy.dims[0] != megatron_dims(workload.model)[0]:
         flags.append(("--enable-layernorm-sp", None))
+    if deployment.by_nccl:
+        flags.append(("--disable-custom-all-reduce", None))
     return flags
 
 

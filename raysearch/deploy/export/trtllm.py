@@ -33,7 +33,7 @@ def export(deployment: Deployment) -> Export:
         program = ("mpirun", "-n", str(deployment.strategy.gpus), "trtllm-llmapi-launch", *program)
         notes.append(f"start it over {deployment.nodes} nodes with their host file, or by `srun` in place of mpirun")
     notes += [*deployment.domain_notes, *deployment.router_notes(_JOINED)]
-    command = Command(program, (("--config", CONFIG_FILE),))
+    command = Command(program, (("--config", CONFIG_FILE),), deployment.nccl_variables)
     files = {CONFIG_FILE: yaml_text(config(runs.deployment))}
     return Export(command, files, runs.dropped, tuple(notes), runs.violations)
 
@@ -60,6 +60,8 @@ def config(deployment: Deployment) -> JsonObject:
         if workload.redundant_experts:
             slots = workload.model.experts + workload.redundant_experts
             content["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": 2}}
+    if asked := _strategy_of(deployment):
+        content["allreduce_strategy"] = asked
     content["max_batch_size"] = deployment.rank_requests
     content["max_num_tokens"] = _BLOCK_TOKENS * math.ceil(deployment.step_tokens / _BLOCK_TOKENS)
     content["max_seq_len"] = deployment.longest
@@ -78,6 +80,12 @@ def config(deployment: Deployment) -> JsonObject:
     if phase_of(workload).pool == "prefill":  # examples/disaggregated: not supported in context servers
         content["disable_overlap_scheduler"] = True
     return content
+
+
+def _strategy_of(deployment: Deployment) -> str:
+    """Its word for the all-reduce that was asked for; "" leaves it to the engine (tensorrt_llm/llmapi/llm_args.py)."""
+    asked = deployment.workload.hardware.collectives.all_reduce
+    return "NCCL" if deployment.by_nccl else {"one_shot": "ONESHOT", "two_shot": "TWOSHOT"}.get(asked or "", "")
 
 
 def _speculation(decoding: Speculation) -> JsonObject:

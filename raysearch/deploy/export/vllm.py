@@ -43,9 +43,9 @@ def export(deployment: Deployment) -> Export:
 
 
 def environment(deployment: Deployment) -> dict[str, str]:
-    """What its environment must say where stages are not alike."""
+    """What its environment must say where stages are not alike, or NCCL shall use one algorithm."""
     split = deployment.layer_partition
-    return {"VLLM_PP_LAYER_PARTITION": split} if split else {}
+    return ({"VLLM_PP_LAYER_PARTITION": split} if split else {}) | deployment.nccl_variables
 
 
 def _over_nodes(deployment: Deployment) -> tuple[list[Flag], int, dict[str, str]]:
@@ -99,6 +99,8 @@ def _parallel_flags(deployment: Deployment) -> list[Flag]:
             flags.append(("--all2all-backend", "deepep_high_throughput" if prompts else "deepep_low_latency"))
         if deployment.workload.two_batch_overlap:
             flags.append(("--enable-dbo", None))
+    if deployment.by_nccl:
+        flags.append(("--disable-custom-all-reduce", None))
     return flags
 
 

@@ -20,7 +20,7 @@ from sim.layers.dims import dims_of
 from sim.layers.mixers import Attention, CompressedAttention, GroupedAttention, LatentAttention, LinearMixer
 from sim.ops.layers import MOE_LAYER, layer_of
 from sim.prices.dtypes import DTYPE_BYTES
-from sim.prices.hardware import Hardware
+from sim.prices.hardware import NCCL_ALGORITHMS, Hardware
 from sim.serving.phases import phase_of
 from sim.step.stage import room
 from sim.strategy import FIRST_DECLARED, GATHERED, GATHERED_TOKENS
@@ -321,7 +321,7 @@ def _slots(workload: Workload) -> list[tuple[int, str, float]]:
 def _reduces_by_nccl(hardware: Hardware) -> bool:
     """Whether all-reduces inside a node run by NCCL, and no kernel of an engine."""
     if hardware.curves is not None:
-        return hardware.curves.all_reduce == "nccl"
+        return hardware.curves.all_reduce in ("nccl", *NCCL_ALGORITHMS)
     return hardware.collectives.custom_all_reduce is None
 
 

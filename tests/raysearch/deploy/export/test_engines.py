@@ -161,6 +161,29 @@ def test_stages_of_unequal_depth_have_the_layers_that_they_were_priced_with(targ
     assert f"{target.upper()}_PP_LAYER_PARTITION=23,24,24,23 " in uneven
 
 
+@pytest.mark.parametrize("target", ["vllm", "sglang", "trtllm", "megatron"])
+def test_engines_are_told_whose_all_reduce_was_priced_and_which_algorithm(target: str) -> None:
+    def made(asked: str | None) -> str:
+        engine = {"megatron": "megatron_core"}.get(target, target)
+        workload = Question(model="llama_3_1_70b", isl=1000, osl=100, engine=engine, gpus=4, all_reduce=asked).load()
+        found = exporter(target)(Deployment(workload, Strategy(4, 1, 1, 16, megatron_dims(workload.model)), "m"))
+        return "\n".join(found.all_files.values())
+
+    words = {
+        "vllm": "--disable-custom-all-reduce",
+        "sglang": "--disable-custom-all-reduce",
+        "trtllm": "allreduce_strategy: NCCL",
+    }
+    own, by_nccl, by_tree = made(None), made("nccl"), made("tree")
+    assert words.get(target, "NCCL_ALGO") not in own
+    assert words.get(target, "") in by_nccl
+    assert words.get(target, "") in by_tree
+    assert "NCCL_ALGO" not in by_nccl
+    assert "NCCL_ALGO=allreduce:tree" in by_tree
+    if target == "trtllm":
+        assert "allreduce_strategy: TWOSHOT" in made("two_shot")
+
+
 def test_sglang_mixes_chunks_of_prompts_with_what_decodes_where_they_were_charged_so() -> None:
     whole = served("qwen3_32b")
     chunked = replace(whole, chunk_tokens=2048)
