@@ -20,7 +20,7 @@ help:
 	@echo "make test          set up .venv with the development tools; lint, type-check and test"
 	@echo "make docs          build the documentation's site into build/docs"
 	@echo "make test-cluster  test on several hosts; needs root, sshd, rsync and iproute2"
-	@echo "make fuzz          damage and forge files, options and names at random (10 N = 20,000 inputs per reader), stop studies at 30 moments and each of their processes"
+	@echo "make fuzz          damage and forge files, options and names at random (10 N = 20,000 inputs per reader, and a hundredth of it where each is a whole run or process), stop studies at 30 moments and each of their processes"
 	@echo "make setup         set up .venv"
 	@echo "make hashes        renew requirements*.txt after a change of constraints.txt; needs uv"
 	@echo "make clean         remove .venv and build products (results/ stays)"
@@ -34,7 +34,7 @@ test-cluster: setup-dev
 	$(BIN)/pytest -m cluster
 
 fuzz: setup-dev
-	RAYSEARCH_FUZZ=$(or $(N),2000) $(BIN)/pytest --timeout 36000 tests/raysearch/test_fuzz.py tests/raysearch/test_readers.py tests/raysearch/test_forged_states.py tests/raysearch/test_trust.py tests/raysearch/deploy/export/test_render.py tests/raysearch/deploy/replay/test_trace_files.py tests/raysearch/fidelity/calibration/test_public_database.py tests/raysearch/fidelity/forecasts/test_forecasts.py tests/raysearch/searchers/test_prior.py tests/raysearch/pretraining/test_pretrained.py tests/sim/config/test_hostile_configurations.py
+	RAYSEARCH_FUZZ=$(or $(N),2000) $(BIN)/pytest --timeout 36000 tests/raysearch/test_fuzz.py tests/raysearch/test_readers.py tests/raysearch/test_forged_states.py tests/raysearch/test_trust.py tests/raysearch/deploy/export/test_render.py tests/raysearch/deploy/replay/test_trace_files.py tests/raysearch/fidelity/calibration/test_public_database.py tests/raysearch/fidelity/calibration/test_tuned_tables.py tests/raysearch/fidelity/forecasts/test_forecasts.py tests/raysearch/searchers/test_prior.py tests/raysearch/pretraining tests/raysearch/deploy/live/test_deployed_benchmark.py tests/sim/config/test_hostile_configurations.py
 	RAYSEARCH_FUZZ=1 $(BIN)/pytest -m slow tests/raysearch/processes/test_supervision.py tests/raysearch/processes/test_chaos.py -k 'any_moment or chaos'
 
 docs: setup-dev pages

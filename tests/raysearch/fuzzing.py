@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import SEAL
@@ -20,9 +22,23 @@ from sim.config.files import CatalogError
 from sim.strategy_checks import StrategyError
 from tests.raysearch.forging import WRONG, instance, places, replaced, resealed
 
-ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "4"))
-INPUTS = 10 * ROUNDS
-"""Of a reader: a hundred thousand by `make fuzz N=10000`."""
+LONG = int(os.environ.get("RAYSEARCH_FUZZ", "0"))
+"""Of the long form: `make fuzz N=10000` gives each reader a hundred thousand inputs."""
+_RUN = 100
+"""Inputs of a reader in the time of one that is a whole run or process."""
+
+
+def inputs(usual: int = 40) -> int:
+    """Inputs of a reader: so many in the default run."""
+    return 10 * LONG or usual
+
+
+def runs(usual: int) -> int:
+    """The same where each input is a whole run, search for an optimum or process."""
+    return inputs(usual * _RUN) // _RUN
+
+
+INPUTS = inputs()
 MOST_BYTES = 500 * 10**6
 REFUSALS = (InputError, CatalogError, StrategyError, RunFailed)
 
@@ -105,3 +121,11 @@ def forged(whole: dict[str, Any], schema: Any, rng: random.Random) -> Any:
         return resealed(made) if isinstance(made, dict) and rng.random() < 0.95 else made
     except (ValueError, TypeError, OverflowError):
         return made
+
+
+def forged_arrays(path: Path, header: Any, arrays: dict[str, Any], rng: random.Random) -> None:
+    """Writes a prior or a policy, with a piece of the file broken now and then."""
+    said = {"header": header if isinstance(header, str) else json.dumps(header)}
+    path.write_bytes(save({name: np.asarray(array, np.float32) for name, array in arrays.items()}, said))
+    if rng.random() < 0.3:
+        path.write_bytes(broken(path.read_bytes(), rng))

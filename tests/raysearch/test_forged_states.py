@@ -41,12 +41,12 @@ from sim.optimum.spaces import heuristic_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from tests.raysearch.forging import WRONG, encoded, forge, instance, places, replaced, resealed
-from tests.raysearch.fuzzing import ROUNDS, forged, look_at, tried
+from tests.raysearch.fuzzing import LONG, forged, inputs, look_at, runs, tried
 from tests.raysearch.fuzzing import within_memory as within_memory
 
 LIGHT = ["annealing", "mcmc", "genetic", "coordinate", "ant_colony", "prior"]
 HEAVY = ["optuna_tpe", "optuna_cmaes", "nevergrad", "ppo", "ppo_paper", "sb3_ppo"]
-SEARCHERS = [*LIGHT, *(HEAVY if ROUNDS > 10 else [])]
+SEARCHERS = [*LIGHT, *(HEAVY if LONG > 10 else [])]
 
 
 def altered(state: Any, rng: random.Random) -> Any:
@@ -75,7 +75,7 @@ def begun(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory, request
 def test_a_forged_checkpoint_is_gone_on_from_or_refused(begun: Path, tmp_path: Path) -> None:
     head = checked_head(begun)
     state = load_checkpoint(begun)
-    for seed in range(3 * ROUNDS if head["spec"]["searcher"] in LIGHT else ROUNDS // 5):
+    for seed in range(runs(12)):
         rng = random.Random(seed)
         out = Path(shutil.copytree(begun, tmp_path / "out", dirs_exist_ok=True))
         with contextlib.suppress(TypeError):  # what no checkpoint can hold
@@ -101,7 +101,7 @@ def finished(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_forged_rows_of_a_finished_run_are_understood_or_refused(finished: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(finished, tmp_path / "out"))
     table = parquet.read_table(out / "rows.parquet")
-    for seed in range(2 * ROUNDS):
+    for seed in range(runs(8)):
         rng = random.Random(seed)
         columns = {name: table.column(name) for name in table.column_names}
         name = rng.choice(table.column_names)
@@ -141,7 +141,7 @@ def test_forged_measurements_are_gone_on_from_or_refused(candidates: Candidates,
         folder.keep(number, Measurement(100.0 - number, 0.01))
     lines = [json.loads(line) for line in (tmp_path / MEASUREMENTS_FILE).read_text().splitlines()]
     head = json.loads((tmp_path / HEAD_FILE).read_text())
-    for seed in range(4 * ROUNDS):
+    for seed in range(inputs(16)):
         rng, digest, text = random.Random(seed), NO_ROWS_DIGEST, b""
         broken = rng.randrange(len(lines))
         for number, line in enumerate(lines):
@@ -169,7 +169,7 @@ def test_a_forged_optimum_is_not_believed(tiny_workload: Path, tmp_path: Path, m
         found = find(workload)
         (kept,) = cache_dir().glob("*.json")
         whole = json.loads(kept.read_text())
-        for seed in range(ROUNDS):
+        for seed in range(runs(4)):
             rng = random.Random(seed)
             made = replaced(whole, rng.choice([at for at in places(whole) if at != ("sha256",)]), rng.choice(WRONG))
             kept.write_bytes(encoded(resealed(made), rng))
@@ -187,7 +187,7 @@ def test_a_forged_cache_of_answers_is_asked_anew_or_believed(tiny_workload: Path
         with contextlib.closing(sqlite3.connect(path)) as database:
             ((kept,),) = database.execute("SELECT answer FROM answers").fetchall()
         whole = json.loads(kept.partition(" ")[2])
-        for seed in range(2 * ROUNDS):
+        for seed in range(inputs(8)):
             rng = random.Random(seed)
             content = encoded(replaced(whole, rng.choice(list(places(whole))), rng.choice(WRONG)), rng)
             text = content.decode(errors="replace")
@@ -203,7 +203,7 @@ def test_a_forged_certificate_proves_nothing_or_what_it_says(tiny_workload: Path
     write_certificate(path, Question(workload=str(tiny_workload)), workload, None)
     whole = json.loads(path.read_text())
     whole["leaves"] = whole["leaves"][:20]
-    for seed in range(ROUNDS):
+    for seed in range(inputs(4)):
         rng = random.Random(seed)
         made = instance(_File, rng) if rng.random() < 0.3 else whole
         made = replaced(made, rng.choice(list(places(made))), rng.choice(WRONG)) if isinstance(made, dict) else made
@@ -213,7 +213,7 @@ def test_a_forged_certificate_proves_nothing_or_what_it_says(tiny_workload: Path
 
 def test_what_a_benchmark_says_is_a_measurement_or_refused(tiny_workload: Path) -> None:
     workload, strategy = load_workload(str(tiny_workload)), Strategy(2, 4, 1, 256, (0,) * 12)
-    for seed in range(10 * ROUNDS):
+    for seed in range(inputs()):
         rng = random.Random(seed)
         said = asdict(Measurement(100.0, 0.01)) | {rng.choice([*_FIELDS, "unknown"]): rng.choice(WRONG)}
         tried(lambda said=said, rng=rng: checked_benchmark(rng.choice([said, rng.choice(WRONG)]), workload, strategy))

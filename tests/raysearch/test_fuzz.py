@@ -6,7 +6,6 @@ The rule is that of `tests/raysearch/studies/test_damage.py`: a clear refusal, o
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
 import sys
@@ -31,10 +30,8 @@ from sim.config.files import CatalogError
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from tests.conftest import CHECKOUT
-from tests.raysearch.fuzzing import broken
+from tests.raysearch.fuzzing import broken, inputs, runs
 from tests.raysearch.fuzzing import within_memory as within_memory
-
-ROUNDS = int(os.environ.get("RAYSEARCH_FUZZ", "12"))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +62,7 @@ def gone_on(study: Study, out: Path) -> dict[str, str]:
     return {run["run_id"]: run["digest"] for run in read_study_runs(out)}
 
 
-@pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("seed", range(runs(12)))
 def test_a_study_with_a_broken_file_ends_the_same_or_is_refused(
     study: Study, begun: Path, tmp_path: Path, seed: int
 ) -> None:
@@ -87,7 +84,7 @@ def test_a_study_with_a_broken_file_ends_the_same_or_is_refused(
 @pytest.mark.parametrize("kind", ["workloads", "studies", "models", "hardware"])
 def test_a_broken_configuration_is_refused_or_understood(tmp_path: Path, kind: str) -> None:
     shipped = sorted((CHECKOUT / "configs" / kind).glob("*.toml"))
-    for seed in range(ROUNDS):
+    for seed in range(inputs(12)):
         rng = random.Random(seed)
         path = tmp_path / "broken.toml"
         path.write_bytes(broken(rng.choice(shipped).read_bytes(), rng))
@@ -110,7 +107,7 @@ def test_a_broken_configuration_is_refused_or_understood(tmp_path: Path, kind: s
 def test_broken_options_are_refused_or_understood(searcher: str) -> None:
     values = [None, -1, 0, 0.5, 10**400, float("inf"), float("nan"), "x", [], {}, True]
     preset = check_options(searcher, {}).model_dump()
-    for seed in range(ROUNDS):
+    for seed in range(inputs(12)):
         rng = random.Random(seed)
         options = {**preset, rng.choice([*preset, "unknown"]): rng.choice(values)}
         try:
@@ -121,7 +118,7 @@ def test_broken_options_are_refused_or_understood(searcher: str) -> None:
 
 def test_a_broken_archive_is_no_state() -> None:
     whole = pack({"a": [1, (2, 3)], "rng": {"state": 2**100}})
-    for seed in range(20 * ROUNDS):
+    for seed in range(inputs(240)):
         with contextlib.suppress(ValueError):
             assert isinstance(unpack(broken(whole, random.Random(seed))), dict)
 
@@ -131,7 +128,7 @@ GEMMS = "framework,dtype,m,n,k,latency_us\n" + "".join(f"trt,fp8,{2**i},4096,409
 
 def test_a_broken_table_is_refused_in_one_line_or_read_within_its_bounds(tmp_path: Path) -> None:
     path = tmp_path / "gemm.csv"
-    for seed in range(10 * ROUNDS):
+    for seed in range(inputs(120)):
         path.write_bytes(broken(GEMMS.encode(), random.Random(seed)))
         try:
             frame = read_csv(path, MEASURED_FAMILIES["gemm"].schema)
@@ -169,7 +166,7 @@ def test_a_broken_cache_of_optima_is_not_believed(
     found = find_cached_optimum(workload)
     (kept,) = cache_dir().glob("*.json")
     whole = kept.read_bytes()
-    for seed in range(ROUNDS // 3):
+    for seed in range(runs(4)):
         kept.write_bytes(broken(whole, random.Random(seed)))
         again = find_cached_optimum(workload)
         assert (again.tokens_per_s_per_gpu, again.strategy) == (found.tokens_per_s_per_gpu, found.strategy)
@@ -185,7 +182,7 @@ def test_a_broken_cache_of_answers_is_not_believed(
     with contextlib.closing(AnswerCache(whole, workload)) as answers:
         for answer in right:
             answers.keep(answer)
-    for seed in range(ROUNDS):
+    for seed in range(inputs(12)):
         path = tmp_path / f"{seed}.sqlite"
         path.write_bytes(broken(whole.read_bytes(), random.Random(seed)))
         with contextlib.closing(AnswerCache(path, workload)) as answers:
@@ -216,7 +213,7 @@ def test_broken_options_of_a_command_are_one_message_or_understood(
     tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for seed in range(2 * ROUNDS):
+    for seed in range(runs(24)):
         rng = random.Random(seed)
         command = rng.choice(list(FLAGS))
         good = ["--workload", str(tiny_workload), *GOOD[command]] if command in GOOD else []

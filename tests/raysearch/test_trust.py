@@ -32,7 +32,7 @@ from sim.config.catalog import load_workload
 from sim.optimum.spaces import space_of
 from tests.conftest import CHECKOUT, command_environment, raysearch_command
 from tests.raysearch.forging import forge, places, resealed
-from tests.raysearch.fuzzing import ROUNDS
+from tests.raysearch.fuzzing import runs
 
 CODE = "open('ran', 'w').close()\n\ndef f(*_):\n    open('ran', 'w').close()\n\nclass F: pass\n"
 PROGRAM = """
@@ -166,7 +166,7 @@ def commands_on(folder: str) -> list[list[str]]:
 def commands_on_forged_folders(top: Path) -> list[list[str]]:
     """Forges a folder of each kind, and more at random; what is done with them."""
     rng, commands = random.Random(0), []
-    for number in range(len(NAMED) + ROUNDS):
+    for number in range(len(NAMED) + runs(4)):
         name = list(NAMED)[number % len(NAMED)]
         base = NAMED[name]
         place = top / str(number)
@@ -247,6 +247,18 @@ def commands_on_what_else_is_read(top: Path) -> list[list[str]]:
     for name in ("gemm.csv", "serving.csv", "disaggregated.csv", "agg.csv"):
         (folder / name).write_text(GEMM)
     (folder / "fleet.toml").write_text(FLEET)
+    proof = {"workload": "w", "config_hash": "", "space": "joint", "tokens_per_s_per_gpu": 0.0, "leaves": []}
+    (folder / "proof.json").write_text(
+        json.dumps({"question": {"workload": "handed/w.toml"}, **proof, "strategy": None})
+    )
+    point = {"kinds": [{"prompt_tokens": 8, "output_tokens": 8, "share": 1.0}], "winner": "one"}
+    (top / "pools").mkdir()
+    (top / "pools" / "pools.json").write_text(
+        json.dumps(resealed({"question": {"workload": "handed/w.toml"}, "points": [{**point, "ways": {}}]}))
+    )
+    (folder / "master.yaml").write_text("e: !!python/object/apply:os.system ['touch ran']\n")
+    (folder / "aiter").mkdir()
+    (folder / "aiter" / "a8w8_tuned.csv").write_text("gfx,cu_num,M,N,K,us\nevil:f,256,1,1,1,=cmd|'/c touch ran'!A1\n")
     (folder / "h.toml").write_text('name = "h"\nmodule = "evil:f"\n')
     (folder / "pre.toml").write_text("workloads = 20\nstrategies = 50\n")
     pickled = pickle.dumps(_Runs())
@@ -286,7 +298,12 @@ def commands_on_what_else_is_read(top: Path) -> list[list[str]]:
         ["place", "handed/fleet.toml"],
         ["calibrate", "handed", "--hardware", "h100_sxm", "--out", "c.json"],
         ["calibrate", "handed/x.whl", "--hardware", "h100_sxm", "--out", "c.json"],
+        ["calibrate", "handed/aiter", "--hardware", "mi355x", "--set", "system=gfx950", "--out", "c.json"],
         ["validate", "handed"],
+        ["verify", "handed/proof.json"],
+        ["export", "handed/proof.json"],
+        ["export", "pools"],
+        ["forecast", "handed/master.yaml", "--out", "f.json"],
         ["pretrain", "handed/pre.toml", "--out", "pre", "--set", "processes=1"],
         ["pretrain", "handed/pre.toml", "--out", "handed", "--set", "processes=1"],
     ]

@@ -340,7 +340,7 @@ def read_text(path: Path) -> pd.DataFrame:
             raise Unreadable(f"it is too long: expected at most {_MOST_CELLS:,} cells")
         frame = pd.read_csv(io.BytesIO(content), keep_default_na=False, dtype=str)
     except (OSError, ValueError, pd.errors.ParserError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
+        raise InputError(f"cannot read {path}: {str(error).strip()}") from error
     if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first cells for names of the rows
         count = len(frame.columns)
         raise InputError(f"{path}: rows have more cells than the header's {count}: is there a comma at their ends?")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from envs.strategy_env import brief
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.measured_tables import LARGEST_MEASURED, read_text
 from sim.arrays import Floats
@@ -56,7 +57,8 @@ def write_tuned_tables(folder_of_aiter: Path, chip: str, units: int, folder: Pat
     for path, raw in _files(folder_of_aiter):
         named = raw["gfx"] if "gfx" in raw.columns else pd.Series("", raw.index)
         counts = _numbers(raw, "cu_num")
-        chips |= {f"{name} of {count:g} units" for name, count in set(zip(named, counts, strict=True)) if name}
+        pairs = set(zip(map(str, named), counts, strict=True))
+        chips |= {f"{brief(name)} of {count:g} units" for name, count in pairs if name}
         ours = pd.DataFrame(raw[(counts == units) & np.isin(list(named), (chip, ""))])
         table, rows = ("gemm.csv", _gemms(path, ours)) if set(raw.columns) >= _GEMM else ("moe.csv", _experts(ours))
         found[table].append(rows)
@@ -69,9 +71,8 @@ def write_tuned_tables(folder_of_aiter: Path, chip: str, units: int, folder: Pat
             rows.to_csv(folder / table, index=False)
             told.append(f"{table}: {len(rows):,} shapes")
     if not told:
-        raise InputError(
-            f"{folder_of_aiter} has no row of {chip} with {units} compute units: it has {', '.join(sorted(chips))}"
-        )
+        known = ", ".join(sorted(chips)[:_SHOWN_CHIPS]) or "none"
+        raise InputError(f"{folder_of_aiter} has no row of {chip} with {units} compute units: it has {known}")
     return told
 
 
@@ -146,4 +147,5 @@ def _usable(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(frame[kept]).astype({name: int for name in sizes if name != "latency_us"})
 
 
+_SHOWN_CHIPS = 20
 _TEXTS = ("framework", "kernel_source", "dtype", "distribution")

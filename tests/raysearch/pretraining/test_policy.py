@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import subprocess
 import sys
 import tomllib
@@ -48,6 +49,8 @@ from raysearch.testing.stepping import Stepped
 from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
 from sim.simulate import evaluate
+from tests.raysearch.forging import WRONG, places, replaced
+from tests.raysearch.fuzzing import INPUTS, forged_arrays, tried
 
 SMALL = PretrainingFile(workloads=20, policy=PolicySettings(tables=16, calls=4))
 HEADER = PolicyHeader(format="raysearch policy 1", command="", data={}, figures={}, chosen="")
@@ -211,6 +214,25 @@ def test_what_is_no_policy_is_one_error(tmp_path: Path, content: bytes) -> None:
     (path := tmp_path / "policy.safetensors").write_bytes(content)
     with pytest.raises(InputError, match="no policy that `raysearch pretrain` wrote"):
         read_policy(path)
+
+
+def test_a_forged_policy_is_read_or_refused(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from raysearch.pretraining.policy_module import PolicyNetwork
+
+    path, own = tmp_path / "policy.safetensors", PolicyNetwork(TokenLayout(constants=5, own=7, calls=6), 8, 1).arrays()
+    header = HEADER.model_dump(mode="json")
+    for seed in range(INPUTS):
+        rng = random.Random(seed)
+        name = rng.choice([*own, "weight7"])
+        known = own.get(name, np.zeros(3, np.float32))
+        with np.errstate(over="ignore"):
+            known = known * np.float32(rng.choice([1, 1, -1e30, np.nan]))
+        others = [known[..., :1], known.T, known[None]]
+        made = replaced(header, rng.choice(list(places(header))), rng.choice(WRONG)) if seed % 2 else header
+        forged_arrays(path, made, {**own, name: rng.choice([known, *others, np.zeros((0, 0))])}, rng)
+        read_policy.cache_clear()
+        tried(lambda: read_policy(path))
 
 
 @pytest.mark.parametrize("factor", [0, -1, 1e4, 1e30, np.nan])

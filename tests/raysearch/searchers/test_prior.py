@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save
 
 from envs import StrategyEnv, StrategySpace
 from raysearch.base.errors import InputError
@@ -33,7 +30,7 @@ from sim.simulate import degree_limits, evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
 from tests.raysearch.forging import WRONG, places, replaced
-from tests.raysearch.fuzzing import INPUTS, broken, now_and_then, tried
+from tests.raysearch.fuzzing import INPUTS, forged_arrays, now_and_then, tried
 
 MOE = load_workload("qwen3_235b_a22b_16k")
 KERNEL = ResidualKernel(shared=0.01, terms=0.0, degrees=0.01, choices=0.01, length=2.0, ops=5.0, own=0.0)
@@ -166,13 +163,6 @@ NOTHING = np.zeros(0, np.float32)
 PARTS = {"mean": np.zeros(3), "scale": np.ones(3), "weight0": np.ones((3, 5)), "bias0": np.zeros(5)}
 
 
-def forged_prior(path: Path, header: Any, arrays: dict[str, Any], rng: random.Random) -> None:
-    said = {"header": header if isinstance(header, str) else json.dumps(header)}
-    path.write_bytes(save({name: np.asarray(array, np.float32) for name, array in arrays.items()}, said))
-    if rng.random() < 0.3:
-        path.write_bytes(broken(path.read_bytes(), rng))
-
-
 def test_a_forged_prior_is_searched_with_or_refused(tmp_path: Path) -> None:
     shipped, path = read_prior(SHIPPED_PRIOR), tmp_path / "prior.safetensors"
     header = shipped.header.model_dump(mode="json")
@@ -189,7 +179,7 @@ def test_a_forged_prior_is_searched_with_or_refused(tmp_path: Path) -> None:
         for_it = [*(known * factor for factor in (0, -1, 1e5, 1e30, np.nan)), known[..., :1], known.T, np.zeros((0, 0))]
         arrays[name] = rng.choice([known, *for_it])
         made = replaced(header, rng.choice(list(places(header))), rng.choice(WRONG)) if seed % 2 else header
-        forged_prior(path, made, arrays, rng)
+        forged_arrays(path, made, arrays, rng)
         read_prior.cache_clear()
         tried(lambda: read_prior(path))
         if searched:

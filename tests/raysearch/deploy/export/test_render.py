@@ -39,6 +39,7 @@ from sim.layers.model import Published
 from sim.strategy import Strategy
 from sim.workload import Speculation, Workload
 from tests.raysearch.deploy.export.test_engines import served
+from tests.raysearch.fuzzing import inputs, runs
 
 HOSTILE = (
     "m $(touch X) x",
@@ -67,7 +68,7 @@ HOSTILE = (
     "!!python/object:os.system x",
     "&a *a",
 )
-EXAMPLES = int(os.environ.get("RAYSEARCH_FUZZ", "10"))
+EXAMPLES = runs(10)
 """Of what evaluates a model of each name anew, or starts a process."""
 NAMES = st.one_of(st.sampled_from(HOSTILE), st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
 HOSTILE_NAMES = NAMES.filter(lambda name: not name.startswith("-") and name.strip())
@@ -202,14 +203,14 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=3 * EXAMPLES, deadline=None)
+@settings(max_examples=inputs(30), deadline=None)
 @given(value=st.dictionaries(NAMES, VALUES))
 @example(value={name: name for name in HOSTILE})
 def test_yaml_loads_back_as_it_was(value: dict[str, Any]) -> None:
     assert yaml.safe_load(yaml_text(value)) == value
 
 
-@settings(max_examples=3 * EXAMPLES, deadline=None)
+@settings(max_examples=inputs(30), deadline=None)
 @given(value=st.dictionaries(NAMES, VALUES), texts=st.lists(NAMES).map(tuple))
 def test_constants_of_a_python_file_evaluate_to_what_they_were(value: dict[str, Any], texts: tuple[str, ...]) -> None:
     found: dict[str, Any] = {}

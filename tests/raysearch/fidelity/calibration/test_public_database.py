@@ -18,7 +18,7 @@ from pyarrow import parquet
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.measured_tables import read_table
 from raysearch.fidelity.calibration.public_database import write_tables
-from tests.raysearch.fuzzing import ROUNDS, broken, tried
+from tests.raysearch.fuzzing import broken, inputs, tried
 from tests.raysearch.fuzzing import within_memory as within_memory
 
 BASE = {"framework": "VLLM", "device": "some GPU", "op_name": "gemm", "kernel_source": "vllm_default"}
@@ -145,6 +145,6 @@ def test_a_broken_database_is_refused_in_one_line_or_read(tmp_path: Path) -> Non
         file.write(table, table.relative_to(tmp_path / "files").as_posix())
     for path, source in ((table, tmp_path / "files"), (wheel, wheel)):
         whole = path.read_bytes()
-        for seed in range(5 * ROUNDS):
+        for seed in range(inputs(20)):
             path.write_bytes(broken(whole, random.Random(seed)))
             tried(lambda source=source: write_tables(source, "b200_sxm", tmp_path))

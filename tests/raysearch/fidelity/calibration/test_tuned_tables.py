@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +15,8 @@ from raysearch.base.errors import InputError
 from raysearch.cli.app import app
 from raysearch.fidelity.calibration.measured_tables import read_table
 from raysearch.fidelity.calibration.tuned_tables import is_tuned, write_tuned_tables
+from tests.raysearch.forging import WRONG
+from tests.raysearch.fuzzing import broken, inputs, tried
 
 GEMM = {"gfx": "gfx950", "cu_num": 256, "libtype": "ck", "q_dtype_w": ""}
 EXPERTS = {"cu_num": 256, "model_dim": 7168, "inter_dim": 256, "topk": 8, "q_type": "QuantType.per_1x128"}
@@ -51,6 +54,23 @@ def test_the_fastest_kernel_of_each_shape_of_a_chip_is_read_in_the_format_of_its
     times = gemm["latency_us"].tolist()
     assert 4 < min(times) < max(times) < 1e4
     assert moe.to_dict("records")[0]["dtype"] == "fp8_block"
+
+
+def test_broken_tables_are_refused_in_one_line_or_read(tmp_path: Path) -> None:
+    gemm = pd.DataFrame([GEMM | {"M": m, "N": 64, "K": 64, "us": 4.0} for m in (1, 2, 3)]).to_csv(index=False)
+    experts = pd.DataFrame([EXPERTS | {"token": 64, "expert": 256, "us": 90.0}] * 2).to_csv(index=False)
+    folder, tables = tmp_path / "configs", tmp_path / "tables"
+    folder.mkdir()
+    tables.mkdir()
+    for seed in range(inputs(30)):
+        rng = random.Random(seed)
+        name, whole = rng.choice([("a8w8_tuned.csv", gemm), ("tuned_fmoe.csv", experts)])
+        cell = rng.choice(["256", "64", "gfx950", "us", "4.0", "90.0"])
+        text = whole.replace(cell, str(rng.choice([*WRONG, "nan", '"\n"', "1e999"])), rng.choice([1, 1, 9]))
+        content = text.encode(errors="replace")
+        (folder / name).write_bytes(broken(content, rng) if rng.random() < 0.5 else content)
+        tried(lambda: write_tuned_tables(folder, "gfx950", 256, tables))
+        (folder / name).unlink()
 
 
 def test_a_chip_that_no_row_is_of_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
