@@ -102,7 +102,7 @@ def pool_deployments(
         traffic = Traffic.of(TrafficKind(**dict(kind)) for kind in point.kinds)
     except ValueError as error:
         raise InputError(f"point {number} of {path}: {error}") from error
-    question = question_of(path, answers.question)
+    question = question_of(path, record)
     workload = question.load(Origin.RECORD)
     served_model = weights_of(workload, question.model, served_model)
     longest = max(kind.prompt_tokens + kind.output_tokens for kind in traffic.kinds)

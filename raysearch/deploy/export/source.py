@@ -92,7 +92,7 @@ def stated_deployments(
     if record.get("points") is not None:
         return pool_deployments(where, record, alternative, served_model)
     if record.get("question") is not None:
-        question = question or question_of(where, record["question"])
+        question = question or question_of(where, record)
         record = _alternative(where, record, alternative)
     if question is None:
         raise InputError(f"{where} names no workload: name it with --workload, or describe it with --model")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,6 +14,7 @@ from raysearch.runs.records import Record, StoredStrategy
 from sim.config.fields import Count
 from sim.config.question import Question, RecordedQuestion
 from sim.json_object import JsonFields, JsonObject
+from sim.prices.dtypes import Dtype
 
 _log = logging.getLogger(__name__)
 StoredReplicas = Annotated[int, Field(ge=1, le=MOST_GPUS)]
@@ -49,10 +51,18 @@ class StoredChoice(Record):
         return self
 
 
+class StoredFormats(Record):
+    """Formats that an answer was worked out with."""
+
+    weights: Dtype
+    kv_cache: Literal["bf16", "fp8"]
+
+
 class Exportable(Record):
     """Any of those files: its keys show which."""
 
     question: RecordedQuestion | None = None
+    precisions: StoredFormats | None = None
     best: StoredChoice | None = None
     alternatives: list[StoredChoice] = Field(default_factory=list)
     points: list[JsonObject] | None = None
@@ -60,14 +70,24 @@ class Exportable(Record):
     replicas: StoredReplicas = 1
 
 
-def question_of(where: Path | str, content: JsonFields) -> Question:
-    """The question that an answer states; of one that does not state its formats a note says which are assumed.
+def question_of(where: Path | str, record: JsonFields) -> Question:
+    """The question that an answer states, with the formats that it was worked out with.
+
+    An earlier version kept them beside the question, or not at all: then a note says which are assumed.
+
+    Args:
+        where: The answer is, for the note.
+        record: The answer; see `Exportable`.
 
     Raises:
         CatalogError: It is none, or its model is not here.
     """
-    question = Question.of_record(content)
-    if question.model is not None and None in (question.weights, question.kv_cache):
+    question, formats = Question.of_record(record["question"]), record.get("precisions") or {}
+    if question.model is None:
+        return question
+    weights, kv_cache = (getattr(question, name) or formats.get(name) for name in ("weights", "kv_cache"))
+    question = replace(question, weights=weights, kv_cache=kv_cache)
+    if None in (weights, kv_cache):
         assumed = question.resolved
         _log.warning(
             "note: %s does not state its formats, as earlier versions did not: weights in %s and a KV cache in %s are "

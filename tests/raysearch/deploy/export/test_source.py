@@ -101,6 +101,13 @@ def test_an_answer_states_its_formats_and_of_one_that_does_not_a_note_says_what_
         write_record(tmp_path / RECOMMENDATION_FILE, {"question": stated, "best": {"strategy": STRATEGY}})
         assert ("--kv-cache-dtype fp8" in run(str(tmp_path))) == (stated["kv_cache"] == "fp8")
         assert not caplog.text
+    before = {name: value for name, value in asked.items() if name not in ("weights", "kv_cache")}
+    beside = {"weights": "bf16", "kv_cache": "fp8", "activations": "bf16", "dispatch": "fp8"}
+    answer = {"question": before, "precisions": beside, "best": {"strategy": STRATEGY}}
+    write_record(tmp_path / RECOMMENDATION_FILE, answer)
+    assert "vllm serve Qwen/Qwen3-32B " in (shown := run(str(tmp_path)))
+    assert "--kv-cache-dtype fp8" in shown
+    assert not caplog.text
     older = {name: value for name, value in asked.items() if name != "kv_cache"}
     write_record(tmp_path / RECOMMENDATION_FILE, {"question": older, "best": {"strategy": STRATEGY}})
     run(str(tmp_path))
