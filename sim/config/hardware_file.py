@@ -90,8 +90,8 @@ class _Links(FileSchema):
     achieved_share: Share | None = None  # of large collectives; else as the machine's that scaled_from names
     network_gb_per_s: GigabytesPerSecond  # one network port
     nics: Count | None = None  # ports of a node, which its GPUs share; one per GPU
-    # Of an all-reduce inside the switch (NVLink SHARP), which is taken where it is asked for: left out of digests.
-    nvls_latency_us: Microseconds | None = Field(None, exclude=True)
+    # Taken where it is asked for alone: left out of digests.
+    nvls_latency_us: Microseconds | None = Field(None, exclude=True)  # of sums inside the switch (NVLink SHARP)
     rack: _Rack | None = None  # links between nodes that are not the network
     torus: _Torus | None = None  # of topology = "torus", whose nodes have two links along each axis
 
