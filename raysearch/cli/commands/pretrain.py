@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from raysearch.base.errors import Interrupted
 from raysearch.cli.commands.options import OUT_HELP, JsonOption, at_home, print_json
 from raysearch.cli.commands.settings import Setting, takes_settings
 
@@ -40,8 +41,12 @@ def pretrain(
     from sim.config.files import config_path
 
     print(f"pre-training by {config_path('pretraining', path)}, into {out}", file=sys.stderr)
-    header = make(path, out, processes, stepping)
-    policy = pretrain_policy(path, out, processes, stepping)
+    try:
+        header = make(path, out, processes, stepping)
+        policy = pretrain_policy(path, out, processes, stepping)
+    except Interrupted as stop:
+        kept = f"what is finished is kept in {out}: the same command continues"
+        raise Interrupted(stop.signum, f"{stop}; {kept}") from None
     if as_json:
         beside = {"policy_file": str(out / POLICY_FILE), "policy_figures": policy.figures} if policy else {}
         print_json({"file": str(out / PRIOR_FILE), "figures": header.figures, **beside})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -17,9 +18,11 @@ import pytest
 import torch  # noqa: F401 its libraries, before memory is measured
 from safetensors import safe_open
 from safetensors.numpy import save
+from typer.testing import CliRunner
 
 from envs import StrategySpace
-from raysearch.base.errors import InputError
+from raysearch.base.errors import InputError, Interrupted
+from raysearch.cli.app import app
 from raysearch.pretraining.dataset import NETWORK_TARGETS, Rows, _asked, _evaluated, read_files
 from raysearch.pretraining.pretrained import PRIOR_FILE, pretrain
 from raysearch.pretraining.pretraining_file import Distribution, Network, PretrainingFile
@@ -202,6 +205,15 @@ def test_a_checkpoint_that_is_none_is_one_error(tmp_path: Path) -> None:
     path.write_bytes(whole)
     with pytest.raises(InputError, match="or of another network"):
         train(16)
+
+
+def test_a_pretraining_that_is_stopped_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr("raysearch.pretraining.pretrained.pretrain", stopped)
+    with pytest.raises(Interrupted, match=rf"is kept in {tmp_path}: the same command continues"):
+        CliRunner().invoke(app, ["pretrain", "--out", str(tmp_path)], catch_exceptions=False)
 
 
 SPAWNING = """
