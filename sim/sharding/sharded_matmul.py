@@ -28,8 +28,13 @@ from sim.sharding.placement import Array, PlacementError, Shard
 from sim.sharding.redistribute import RedistributionError
 from sim.sharding.routes import Route, RouteStep, cheapest_route, execute
 from sim.sharding.rules import Operation, Rule, einsum_operation, rules_of
+from sim.sharding.views import View, layout_after
 
 _TENSOR = re.compile(r"\w+\s*\[[^\]]*\](?:\s*\{\s*U_[^\]]*?\}(?!\}))?")
+_JOINED = re.compile(r"\(\s*([^\W\d_]\w*(?:\s+[^\W\d_]\w*)+)\s*\)")
+"""Dims that a view has made one, as in (B S)."""
+JOIN = "\N{MIDDLE DOT}"
+"""Stands between their names; it may be part of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,10 @@ def parse_matmul(
 ) -> ShardedMatmul:
     """A product as it is written: "A[I, J_X] B[J_X, K] -> C[I, K]".
 
+    Dims in parentheses are one dim of the tensor, as a view makes it: "x[(B S)_X, D] W[D, F] -> h[B_X, S, F]". Every
+    tensor is planned with its dims apart, which each rank sees in its own piece by a reshape (`sim.sharding.views`); so
+    nothing but the product and its routes costs anything. The order of dims is free.
+
     Args:
         text: Two operands, an arrow and the result, each in the notation of `sim.sharding.layout.parse_named`.
         mesh: Devices along each axis, outermost first.
@@ -124,22 +133,24 @@ def parse_matmul(
         usual_size: Of dims that `sizes` lacks; None where it must have all.
 
     Raises:
-        PlacementError: It is no product of two tensors, a dim has no size, or a size has no dim.
+        PlacementError: It is no product of two tensors, a dim has no size, a size has no dim, or a shard of joined dims
+            is no shard of theirs.
     """
-    left, arrow, right = text.partition("->")
+    left, arrow, right = _JOINED.sub(lambda found: JOIN.join(found[1].split()), text).partition("->")
     tensors = [*_TENSOR.findall(left), *_TENSOR.findall(right)]
     rest = _TENSOR.sub("", left).strip(" *@.·") + _TENSOR.sub("", right).strip()
     if not arrow or len(tensors) != 3 or rest:
         raise PlacementError(f"expected a product such as 'A[I, J_X] B[J_X, K] -> C[I, K]', got {text!r}")
-    first, second, result = (ShardedTensor(*parse_named(tensor, tuple(mesh))) for tensor in tensors)
-    for tensor in (first, second, result):
-        if len(set(tensor.dims)) < len(tensor.dims):
-            raise PlacementError(f"{tensor.name} has a dim twice: {', '.join(tensor.dims)}")
-    dims = dict.fromkeys((*first.dims, *second.dims))
-    if unknown := set(result.dims) - set(dims):
-        raise PlacementError(f"no operand has the dim {min(unknown)} of {result.name}")
+    viewed = [ShardedTensor(*parse_named(tensor, tuple(mesh))) for tensor in tensors]  # two operands and the result
+    apart = first, second, result = tuple(_apart(tensor.dims) for tensor in viewed)
+    for tensor, own in zip(viewed, apart, strict=True):
+        if len(set(own)) < len(own):
+            raise PlacementError(f"{tensor.name} has a dim twice: {', '.join(own)}")
+    dims = dict.fromkeys((*first, *second))
+    if unknown := set(result) - set(dims):
+        raise PlacementError(f"no operand has the dim {min(unknown)} of {viewed[2].name}")
     for dim in dims:
-        users = [tensor.name for tensor in (first, second, result) if dim in tensor.dims]
+        users = [tensor.name for tensor, own in zip(viewed, apart, strict=True) if dim in own]
         if len(users) < 2:
             raise PlacementError(f"dim {dim} is in {users[0]} alone; a product shares each dim between two tensors")
     if unknown := [dim for dim in sizes if dim not in dims]:
@@ -147,7 +158,31 @@ def parse_matmul(
     known = {dim: sizes.get(dim, usual_size) for dim in dims}
     if missing := [dim for dim, size in known.items() if size is None]:
         raise PlacementError(f"the size of {', '.join(missing)} is not given")
-    return ShardedMatmul(dict(mesh), {dim: size for dim, size in known.items() if size}, (first, second), result)
+    all_sizes = {dim: size for dim, size in known.items() if size}
+    one, other, product = (_seen_apart(tensor, mesh, all_sizes) for tensor in viewed)
+    return ShardedMatmul(dict(mesh), all_sizes, (one, other), product)
+
+
+def _apart(dims: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dim for joined in dims for dim in joined.split(JOIN))
+
+
+def _seen_apart(tensor: ShardedTensor, mesh: Mapping[str, int], sizes: Mapping[str, int]) -> ShardedTensor:
+    """A tensor with joined dims apart, each rank's piece being a reshape of what it has. Raises: PlacementError."""
+    dims = _apart(tensor.dims)
+    if dims == tensor.dims:
+        return tensor
+    joined = tuple(math.prod(sizes[dim] for dim in each.split(JOIN)) for each in tensor.dims)
+    view = View(joined, tuple(sizes[dim] for dim in dims))
+    layout = layout_after(view, tensor.layout, tuple(mesh.values()))
+    if layout is None:
+        written = ", ".join(f"({each.replace(JOIN, ' ')})" if JOIN in each else each for each in tensor.dims)
+        raise PlacementError(
+            f"{tensor.name}[{written}]: its shards are no shards of {', '.join(dims)} of sizes "
+            f"{', '.join(str(sizes[dim]) for dim in dims)}, so a view of each rank's piece is none of the tensor: "
+            "shard one of these dims, or by several axes whose lengths divide them one after the other"
+        )
+    return ShardedTensor(tensor.name, dims, layout)
 
 
 def matmul_plans(

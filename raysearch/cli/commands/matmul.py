@@ -44,12 +44,14 @@ def matmul(
     """Plan one matrix product of sharded tensors: the cheapest collectives before and after it, in bytes and time.
 
     A subscript names the axes that shard a dim: A[I_X, J_Y], A[I_XY, J]; {U_X} after a tensor means partial sums over
-    X. Every sharding of the product and every route to it is compared, so no other plan is cheaper.
+    X; (B S) is one dim that a view makes of two. Every sharding of the product and every route to it is compared, so no
+    other plan is cheaper.
 
     \b
     Examples:
       raysearch matmul "A[I, J_X] B[J_X, K] -> C[I, K]" --mesh X=4,Y=8
       raysearch matmul "x[B_X, D] W[D, F_Y] -> h[B_X, F_Y]" --mesh X=2,Y=8 --set sizes=B=64,D=8192,F=28672
+      raysearch matmul "x[(B S)_X, D] W[D, (H E)_Y] -> q[B_X, S, H_Y, E]" --mesh X=2,Y=8 --set sizes=B=8,H=64,E=128
       raysearch matmul "A[I_X, J] B[J, K_X] -> C[I_X, K]" --mesh X=4 --hardware tpu_v5p --set objective=bytes --json
     """
     from raysearch.base.rich_tables import printer
