@@ -109,10 +109,10 @@ def _genai_perf(load: BenchmarkLoad) -> Command:
 
 def _guidellm(load: BenchmarkLoad) -> Command:
     named = {} if isinstance(load.model, Variable) else {"model": load.model}
-    backend = json.dumps({"kind": "openai_http", **named, "target": ""})[:-2]  # up to where the URL stands
-    target = (
-        replace(load.url, prefix=backend, suffix='"}') if isinstance(load.url, Variable) else f'{backend}{load.url}"}}'
-    )
+    backend = json.dumps({"kind": "openai_http", **named, "target": "" if isinstance(load.url, Variable) else load.url})
+    target = backend
+    if isinstance(load.url, Variable):
+        target = replace(load.url, prefix=backend.removesuffix('"}'), suffix='"}')
     lengths = {"prompt_tokens": load.prompt_tokens, "output_tokens": load.output_tokens}
     flags: tuple[Flag, ...] = (
         ("--backend", target),

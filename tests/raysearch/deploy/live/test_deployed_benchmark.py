@@ -49,9 +49,12 @@ SAID = {
 }
 
 
+NAME = """org/it's $(touch X) "`touch X`" """
+
+
 def deployment(batch: int = 4) -> Deployment:
     workload = question_about("llama_3_1_8b", isl=1000, osl=100, gpus=8, engine="vllm").load()
-    return Deployment(workload, Strategy(2, 1, 1, batch, megatron_dims(workload.model)), "org/it's", replicas=2)
+    return Deployment(workload, Strategy(2, 1, 1, batch, megatron_dims(workload.model)), NAME, replicas=2)
 
 
 def exported(folder: Path, tool: str) -> Path:
@@ -89,8 +92,9 @@ def test_the_script_measures_what_runs_and_prints_what_tune_live_reads(tool: str
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == asdict(Measurement(200.0, 0.02, 4, ttft_s=0.3))  # on 2 x 2 GPUs
     told = " ".join(json.loads((folder / "told").read_text()))
-    for word in (url, "org/it's", "1000", "100", "8", "40"):  # 2 replicas of batch 4, five rounds of them
-        assert word in told
+    for word in (url, NAME, "1000", "100", "8", "40"):  # 2 replicas of batch 4, five rounds of them
+        assert word in told or json.dumps(word)[1:-1] in told  # GuideLLM's own options are JSON
+    assert not (folder / "X").exists()
     without = subprocess.run(["sh", BENCHMARK_SCRIPT], cwd=folder, env={"PATH": path}, capture_output=True, text=True)
     assert without.returncode != 0
     assert "URL" in without.stderr
