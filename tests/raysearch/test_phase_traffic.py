@@ -29,7 +29,7 @@ def test_a_search_states_its_bound_and_its_gap_and_finds_no_more_than_the_optimu
 ) -> None:
     found = json.loads(
         raysearch(
-            "search", "-s", "annealing", "--budget", "30", "--seed", "1", "--out", str(tmp_path / "a"), *ASKED, "--json"
+            "search", "-s", "annealing", "--budget", "10", "--seed", "1", "--out", str(tmp_path / "a"), *ASKED, "--json"
         ).stdout
     )
     bound = found["bound_tokens_per_s_per_gpu"]

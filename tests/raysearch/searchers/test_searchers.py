@@ -237,8 +237,7 @@ def test_coordinate_search_beats_independent_samples_on_the_real_workload(tmp_pa
 # --- Megatron -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["megatron", "megatron_sp"])
-@pytest.mark.parametrize("model", [MOE, DENSE])
+@pytest.mark.parametrize(("name", "model"), [("megatron", DENSE), ("megatron_sp", MOE)])
 def test_megatron_calls_every_combination_of_degrees_once_with_its_own_dims(
     name: str, model: str, tmp_path: Path
 ) -> None:

@@ -154,7 +154,7 @@ def _poisson(rate_per_s: float, count: int, prompts: Lengths, answers: Lengths, 
 def test_prompts_one_by_one_wait_as_in_an_m_d_1_queue(deployed: Deployed, load: float) -> None:
     service_s = _prompt_s(deployed, 1000)
     rate = load / service_s
-    done = as_they_come(_with(deployed, step_tokens=1000), _poisson(rate, 40_000, Lengths(1000), Lengths(1)))
+    done = as_they_come(_with(deployed, step_tokens=1000), _poisson(rate, 20_000, Lengths(1000), Lengths(1)))
     # DistServe (arXiv 2401.09670), section 3: the first token under Poisson arrivals.
     expected_s = service_s + rate * service_s**2 / (2 * (1 - load))
     assert done.ttft_s.mean() == pytest.approx(expected_s, rel=0.03)
@@ -163,7 +163,7 @@ def test_prompts_one_by_one_wait_as_in_an_m_d_1_queue(deployed: Deployed, load: 
 
 def test_unequal_prompts_one_by_one_wait_as_in_an_m_g_1_queue(deployed: Deployed) -> None:
     one_by_one = _with(deployed, step_tokens=1, chunks=False)
-    sent = _poisson(1.0, 40_000, Lengths(2000, least_share=0.05), Lengths(1))
+    sent = _poisson(1.0, 20_000, Lengths(2000, least_share=0.05), Lengths(1))
     served_s = np.array([_prompt_s(deployed, tokens) for tokens in sent.prompt_tokens.tolist()])
     rate = 0.6 / served_s.mean()
     done = as_they_come(one_by_one, replace(sent, arrival_s=sent.arrival_s / rate))

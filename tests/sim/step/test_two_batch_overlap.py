@@ -68,7 +68,9 @@ def test_overlap_gains_as_published_of_72_gpus_and_loses_with_small_batches() ->
 
 
 def test_the_optimum_prices_an_overlap_as_evaluate_does() -> None:
-    workload = dataclasses.replace(ASKED, gpus=16, two_batch_overlap=True, redundant_experts=None).load()
+    workload = dataclasses.replace(
+        ASKED, gpus=16, two_batch_overlap=True, redundant_experts=None, batches="powers_of_two"
+    ).load()
     best = find_best(space_of(workload))
     assert best.evaluation is not None
     assert best.swept_tokens_per_s_per_gpu == pytest.approx(best.evaluation.tokens_per_s_per_gpu, rel=1e-9)

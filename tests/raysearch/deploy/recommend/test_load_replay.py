@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,13 @@ ASKED = rs.question(model="llama_3_1_8b", isl=1000, osl=200, tpot_ms=10, ttft_ms
 LOAD = 30.0
 FEW = 500
 """Requests of a replay: enough for a queue to build up, and a quarter of the time."""
+ONE_KIND: dict[str, Any] = {"top": 1, "requests": FEW, "only": "aggregated"}
+"""Replicas of one kind alone: how pools are replayed is compared in tests/raysearch/deploy/test_agreement.py."""
 
 
 @pytest.fixture(scope="module")
 def found() -> RecommendationResult:
-    return rs.recommend(ASKED, requests_per_s=LOAD, top=1, requests=FEW)
+    return rs.recommend(ASKED, requests_per_s=LOAD, **ONE_KIND)
 
 
 def test_one_replica_fewer_does_not_hold_and_these_do(found: RecommendationResult) -> None:
@@ -64,18 +67,18 @@ def test_it_is_what_replay_says_of_the_same_deployment(found: RecommendationResu
 
 def test_even_odds_and_smoother_arrivals_take_no_more_gpus(found: RecommendationResult) -> None:
     gpus = found.answer.options[0].fleet.gpus
-    calmer = rs.recommend(replace(ASKED, confidence=0.5), requests_per_s=LOAD, top=1, requests=FEW, cv=0.1)
+    calmer = rs.recommend(replace(ASKED, confidence=0.5), requests_per_s=LOAD, cv=0.1, **ONE_KIND)
     assert calmer.answer.options[0].fleet.gpus <= gpus
 
 
 def test_too_few_gpus_for_the_load_are_not_feasible() -> None:
     one = replace(ASKED, gpus=1, tpot_ms=15)
-    steady = rs.recommend(one, requests_per_s=1.0, top=1, requests=FEW)
+    steady = rs.recommend(one, requests_per_s=1.0, **ONE_KIND)
     assert steady.feasible
     most = steady.answer.options[0].load
     assert most is not None
     assert most.report is not None
-    crowded = rs.recommend(one, requests_per_s=0.99 * most.report.bound_per_s, top=1, requests=FEW)
+    crowded = rs.recommend(one, requests_per_s=0.99 * most.report.bound_per_s, **ONE_KIND)
     assert not crowded.feasible
     assert "no number of replicas on 1 GPU meets" in str(crowded)
 
@@ -107,7 +110,7 @@ def test_no_strategy_of_any_degrees_holds_on_fewer_gpus(found: RecommendationRes
 
 
 def test_where_replays_end_first_the_answer_says_what_they_leave_open() -> None:
-    cut = rs.recommend(ASKED, requests_per_s=LOAD, top=1, requests=FEW, replays=0).answer
+    cut = rs.recommend(ASKED, requests_per_s=LOAD, replays=0, **ONE_KIND).answer
     assert cut.proof is not None
     assert cut.proof.replayed == 0
     assert cut.proof.least_gpus <= cut.options[0].fleet.gpus

@@ -12,7 +12,7 @@ import raysearch as rs
 from raysearch.answers.replayed import ReplayResult
 from raysearch.base.errors import InputError
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet
-from raysearch.deploy.replay.replay_report import RunFigures
+from raysearch.deploy.replay.replay_report import ReplayReport
 from sim.pools.matching import Matched
 from sim.replay.goodput import step_factor
 from tests.conftest import Command
@@ -25,6 +25,12 @@ FEW: dict[str, Any] = {"requests": 400, "seeds": 2}
 
 def _found(**options: Any) -> ReplayResult:
     return rs.replay(rs.question(**QUESTION), tp=1, batch=32, **(FEW | options))
+
+
+@pytest.fixture(scope="module")
+def busy() -> ReplayReport:
+    """Of a load that some of the requests keep the limits under."""
+    return _found(requests_per_s=14).report
 
 
 def test_little_load_holds_and_too_much_does_not() -> None:
@@ -45,8 +51,8 @@ def test_the_limits_hold_below_the_load_at_which_they_break_and_not_above() -> N
     assert not _found(requests_per_s=1.1 * breaks_at, seeds=1).feasible
 
 
-def test_slower_steps_hold_no_better() -> None:
-    report = _found(requests_per_s=14).report
+def test_slower_steps_hold_no_better(busy: ReplayReport) -> None:
+    report = busy
     (evaluation,) = report.setup.fleet.evaluations
     slower = [step_factor(evaluation, each) for each in report.sure]
     assert slower == sorted(slower)
@@ -63,13 +69,12 @@ def test_goodput_is_what_is_in_time_of_what_is_served() -> None:
         assert 0 <= run.in_time < 1
 
 
-def test_percentiles_are_those_of_the_requests_after_the_warm_up() -> None:
-    report = _found(requests_per_s=8).report
-    first = report.first
+def test_percentiles_are_those_of_the_requests_after_the_warm_up(busy: ReplayReport) -> None:
+    first = busy.first
     counted = first.sent_s >= 0.1 * first.sent_s[-1]
     expected = np.percentile(first.latency_s[counted], 90, method="inverted_cdf")
-    assert report.runs[0].seconds["latency_s"]["p90"] == pytest.approx(expected)
-    assert report.runs[0].seconds["ttft_s"]["mean"] == pytest.approx(first.ttft_s[counted].mean())
+    assert busy.runs[0].seconds["latency_s"]["p90"] == pytest.approx(expected)
+    assert busy.runs[0].seconds["ttft_s"]["mean"] == pytest.approx(first.ttft_s[counted].mean())
 
 
 def test_without_limits_there_is_no_verdict() -> None:
@@ -155,7 +160,7 @@ def test_the_command_says_what_python_does(raysearch: Command, tmp_path: Path) -
 
 
 def test_a_recommendation_s_folder_says_what_is_deployed(tmp_path: Path) -> None:
-    best = rs.recommend(rs.question(**QUESTION, gpus=2, weights="fp8", kv_cache="fp8"))
+    best = rs.recommend(rs.question(**QUESTION, gpus=2, weights="fp8", kv_cache="fp8"), top=1, only="aggregated")
     best.write(tmp_path / "best")
     found = rs.replay(path=tmp_path / "best", requests_per_s=3, **FEW)
     assert best.strategy is not None
@@ -193,6 +198,7 @@ def test_limits_that_do_not_hold_end_with_3(raysearch: Command) -> None:
     assert "not met" in done.stdout
 
 
-def test_a_run_s_figures_are_finite() -> None:
-    run: RunFigures = _found(requests_per_s=4, seeds=1).report.runs[0]
-    assert all(math.isfinite(value) for spread in run.seconds.values() for value in spread.values())
+def test_a_run_s_figures_are_finite(busy: ReplayReport) -> None:
+    assert all(
+        math.isfinite(value) for run in busy.runs for spread in run.seconds.values() for value in spread.values()
+    )

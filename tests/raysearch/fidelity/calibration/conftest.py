@@ -16,7 +16,7 @@ def gemm_us(m: Floats, n: Floats, k: Floats) -> Floats:
     return 4 + 2 * m * n * k / 1979e6 / 0.7 + (m * k + n * k + 2 * m * n) / 3.35e6 / 0.7
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def gemms() -> pd.DataFrame:
     """Rows of gemm.csv: 300 shapes with 2 % noise, and ten of them measured ten times too slow."""
     rng = np.random.default_rng(0)

@@ -33,6 +33,14 @@ def calibrate(*arguments: object) -> dict[str, object]:
     return json.loads(result.stdout)
 
 
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory, gemms: pd.DataFrame) -> JsonObject:
+    """Coefficients of what `measured` holds."""
+    folder = tmp_path_factory.mktemp("fitted")
+    gemms.to_csv(folder / "gemm.csv", index=False)
+    return fit_directory(folder, {}, H100_SXM, H100)
+
+
 def test_a_folder_becomes_a_file_that_a_hardware_file_can_name(measured: Path, tmp_path: Path) -> None:
     out = tmp_path / "mine.json"
     printed = calibrate(measured, "--out", out, "--set", "source=own machine")
@@ -67,16 +75,14 @@ def test_serving_runs_beside_too_few_kernels_leave_serving_at_the_defaults(measu
         load_calibration(tmp_path / "mine.json").attention_decode_us("sglang", "bf16", 1, 64, 8, 2, 128)
 
 
-def test_the_same_rows_give_the_same_bytes(measured: Path) -> None:
-    first, second = (json.dumps(fit_directory(measured, {}, H100_SXM, H100)) for _ in range(2))
-    assert first == second
+def test_the_same_rows_give_the_same_bytes(measured: Path, fitted: JsonObject) -> None:
+    assert json.dumps(fit_directory(measured, {}, H100_SXM, H100)) == json.dumps(fitted)
 
 
 def test_only_with_force_is_other_content_replaced(
-    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fitted: JsonObject
 ) -> None:
-    content = fit_directory(measured, {}, H100_SXM, H100)
-    monkeypatch.setattr(coefficients, "fit_directory", lambda *_: content)
+    monkeypatch.setattr(coefficients, "fit_directory", lambda *_: fitted)
     out = tmp_path / "mine.json"
     calibrate(measured, "--out", out)
     assert calibrate(measured, "--out", out)["written"] is False
