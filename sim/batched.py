@@ -287,7 +287,7 @@ class _Table:
         if row >= len(self._array):
             more = np.empty((max(16, row // 2), *self._shape))
             self._array = np.concatenate([self._array, more])
-        self._array[row] = np.nan
+        self._array[row, :, 0, 0] = np.nan
 
     def wanted(self, rows: Ints, places: Floats) -> Ints:
         """Where the figures stand `[n, addends]`, given rows `[n]` and places of choices in their lists `[n, dims]`."""
@@ -356,7 +356,6 @@ class _Known(NamedTuple):
         one_mesh: Whether both sides are one, per group of layers.
         stages: Of their pipelines, `[stages, n]`.
         costs, moves: Of ops and tensors `[addends, figures, kinds, n]`, per group.
-        drafted: Seconds of what drafts, and the same by what that exceeds in few cases; see `_longest`.
         seconds: Of each kind of step through all stages, `[kinds, n]`.
     """
 
@@ -368,7 +367,6 @@ class _Known(NamedTuple):
     stages: Stage
     costs: Sequence[Floats]
     moves: Sequence[Floats]
-    drafted: Floats
     seconds: Floats
 
 
@@ -392,22 +390,26 @@ class _Terms:
             self._place[dim, list(known)] = range(len(known))
         self._like, self._guarded = batching(workload, 1, 1), slower(workload).guarded
         self._meshes, self._pipelines = _Index(0), _Index(_MOST_PIPELINES)
-        self._costs, self._moves, attention = list[_Table](), list[_Table](), list[Flags]()
+        self._costs, self._moves, self._unsure = list[_Table](), list[_Table](), list[_Table]()
+        attention = list[Flags]()
         for index, (layer, _, places, _) in enumerate(self._sum.groups):
             ops, readers = len(layer.costs), max(map(len, layer.waiting))
-            widths = _SUPPORT + 1 + self._guarded, readers + self._guarded
-            self._costs.append(self._table(self._meshes, places[:ops], widths[0], partial(self._cost, index)))
-            self._moves.append(self._table(self._meshes, places[ops:], widths[1], partial(self._move, index, readers)))
+            self._costs.append(self._table(self._meshes, places[:ops], _SUPPORT + 1, partial(self._cost, index)))
+            self._moves.append(self._table(self._meshes, places[ops:], readers, partial(self._move, index)))
+            if self._guarded:
+                self._unsure.append(self._table(self._meshes, places, 1, partial(self._unsure_s, index)))
             attention.append(np.array([op.side == "attention" for op in layer.layer.ops]))
         self._on_attention = attention
         meetings = tuple(self._sum.meetings.values())
         self._meetings = self._table(self._meshes, meetings, 1, self._meeting)
         self._ends = self._table(self._pipelines, [[self._sum.leaves]], 3, self._end)
-        self._of_mesh = (*self._costs, *self._moves, self._meetings)
+        self._drafts = self._table(self._meshes, [()], 2, self._draft)
+        self._of_step = (*self._costs, *self._moves, self._meetings)
+        self._of_mesh = (*self._of_step, *self._unsure, self._drafts)
         self._meshes.most = max(64, _TABLE_BYTES // sum(each.row_bytes for each in self._of_mesh))
         self.block = min(_BLOCK, self._meshes.most)
         groups = len(self._costs)
-        self._about = np.zeros((self._meshes.most, _STATE + 1 + len(Base._fields) + 2 + groups))
+        self._about = np.zeros((self._meshes.most, _STATE + 1 + len(Base._fields) + groups))
         self._rules = engine_rules_of(workload)
         self._plans = self._rules.plans_of(workload) if self._rules else ()
         self._of_pipeline = np.zeros((self._pipelines.most, 1 + _DEGREE_LIMITS + 2 + len(self._plans)))
@@ -422,17 +424,17 @@ class _Terms:
     def _cost(self, group: int, stack: Stack, _: _Mesh, op: int, choices: tuple[int, ...]) -> Sequence[float]:
         layer, sides = self._sum.groups[group].layer, stack[group]
         rank, cost = sides.rank_by_op[layer.costs[op].name], layer.costs[op].price(sides, choices)
-        found = _with_limits(rank, layer.layer.ops[op], choices[0], cost)
-        return (*found, unsure_s(*layer.costs[op].behind(sides, choices))) if self._guarded else found
+        return _with_limits(rank, layer.layer.ops[op], choices[0], cost)
 
-    def _move(
-        self, group: int, readers: int, stack: Stack, _: _Mesh, tensor: int, choices: tuple[int, ...]
-    ) -> Sequence[float]:
-        addend = self._sum.groups[group].layer.moves[tensor]
-        found: tuple[float, ...] = addend.price(stack[group], choices)
-        if not self._guarded:
-            return found
-        return *found, *[0.0] * (readers - len(found)), unsure_s(*addend.behind(stack[group], choices))
+    def _move(self, group: int, stack: Stack, _: _Mesh, tensor: int, choices: tuple[int, ...]) -> Sequence[float]:
+        return self._sum.groups[group].layer.moves[tensor].price(stack[group], choices)
+
+    def _unsure_s(self, group: int, stack: Stack, _: _Mesh, addend: int, choices: tuple[int, ...]) -> Sequence[float]:
+        return (unsure_s(*self._sum.groups[group].layer.addends[addend].behind(stack[group], choices)),)
+
+    def _draft(self, stack: Stack, _: _Mesh, _addend: int, _choices: tuple[int, ...]) -> Sequence[float]:
+        parts = draft_parts(stack)
+        return sum([each.time_s for each in parts]), sum([each.time_s * each.interval[1] for each in parts])
 
     def _meeting(self, stack: Stack, _: _Mesh, pair: int, choices: tuple[int, ...]) -> Sequence[float]:
         return (meeting_s(stack, list(self._sum.meetings)[pair], choices),)
@@ -476,12 +478,7 @@ class _Terms:
             if (row := begun.get((tp, cp, dp, ep, batch))) is not None:
                 one_mesh = [len(each.ranks) == 1 for each in stacks[0]]
                 most = most_sequences(self._workload, dp)
-                drafts = [part for stack in stacks for part in draft_parts(stack)] if self._guarded else []
-                drafted = (
-                    sum([each.time_s for each in drafts]),
-                    sum([each.time_s * each.interval[1] for each in drafts]),
-                )
-                self._about[row] = (*_numbers_of(state), most, *base_of(stacks[-1]), *drafted, *one_mesh)
+                self._about[row] = (*_numbers_of(state), most, *base_of(stacks[-1]), *one_mesh)
         for table, figures in found.items():
             table.keep(figures)
 
@@ -529,9 +526,9 @@ class _Terms:
         gpus = columns.tp * columns.dp * columns.cp * pp
         rate, missed = state.tokens * pp / (state.step_s(*first_and_last) * gpus), _total(np.concatenate(excess))
         if factors.guarded:  # what a strategy's own kernels may be off is known to the last bit one by one
-            longest = self._longest(known)
-            for at in np.flatnonzero(missed == 0.0).tolist():
-                if surely_kept(workload, float(tpot_s[at]), float(ttft_s[at]), float(share[at]), float(longest[at])):
+            kept = np.flatnonzero(missed == 0.0)
+            for at, longest in zip(kept.tolist(), self._longest(columns[kept], places[kept], known, kept), strict=True):
+                if surely_kept(workload, float(tpot_s[at]), float(ttft_s[at]), float(share[at]), longest):
                     continue
                 strategy = columns[at]
                 loads = batching(workload, strategy.batch, strategy.attention_dp).loads
@@ -542,20 +539,25 @@ class _Terms:
         running = np.asarray(state.in_flight).astype(np.int64)
         return rate, tpot_s, ttft_s, total_bytes, running, missed == 0.0, missed
 
-    def _known(self, columns: Strategies, batch: Ints, places: Floats) -> _Known:
-        degrees = columns.tp, columns.cp, columns.dp, columns.ep, batch, columns.pp
-        keys, new = list(zip(*(each.tolist() for each in degrees), strict=True)), list[int]()
-        rows = self._meshes.rows([key[:5] for key in keys], new.append)
+    def _rows(self, meshes: Sequence[_Mesh]) -> tuple[Ints, list[int]]:
+        """The row `[n]` of each mesh and batch, and those given anew, of which nothing is known."""
+        new = list[int]()
+        rows = self._meshes.rows(meshes, new.append)
         for row, table in itertools.product(new, self._of_mesh):
             table.begin(row)
+        return rows, new
+
+    def _known(self, columns: Strategies, batch: Ints, places: Floats) -> _Known:
+        keys = _keys(columns, batch)
+        rows, new = self._rows([key[:5] for key in keys])
         pipelines = self._pipelines.rows(keys, self._begin_pipeline)
-        asked = [(table, table.wanted(rows, places)) for table in self._of_mesh]
+        asked = [(table, table.wanted(rows, places)) for table in self._of_step]
         asked.append((self._ends, self._ends.wanted(pipelines, places)))
         self._work_out(new, asked)
         *of_groups, met, (ends,) = (table.figures(wanted) for table, wanted in asked)
         costs, moves = of_groups[: len(self._costs)], of_groups[len(self._costs) :]
         about = self._about[rows].T
-        states, (most, *base), drafted, one_mesh = np.split(about, (_STATE, -len(costs) - 2, -len(costs)))
+        states, (most, *base), one_mesh = np.split(about, (_STATE, -len(costs)))
         depths = self._of_pipeline[pipelines, 0].astype(np.int64)
         assert self._stages
         stages = _each(self._stages, lambda of_all: of_all[:, depths])
@@ -567,7 +569,7 @@ class _Terms:
         meetings_s = dict(zip(self._sum.meetings, met[:, 0], strict=True))
         stages_s = stage_s(of_kinds, layers_s, meetings_s, VocabularySeconds(*ends))
         seconds = columns.pp * stages_s.max(axis=0)
-        return _Known(pipelines, states, most, Base(*base), one_mesh != 0, stages, costs, moves, drafted, seconds)
+        return _Known(pipelines, states, most, Base(*base), one_mesh != 0, stages, costs, moves, seconds)
 
     def _bytes(self, known: _Known, pp: Ints) -> tuple[Floats, Floats, Floats]:
         """Bytes of the fullest stage, of its KV cache, and what it needs; in the last kind of step."""
@@ -580,14 +582,31 @@ class _Terms:
         fullest = needed.argmax(axis=0), np.arange(len(pp))
         return total[fullest], kinds[1][fullest], needed[fullest]
 
-    def _longest(self, known: _Known) -> Floats:
-        """Factors `[n]` on the time of each one's kernels and collectives that measured runs seldom exceed."""
-        model, seconds, longest = self._workload.model, *known.drafted
-        for group, cost, move in zip(model.groups, known.costs, known.moves, strict=True):
+    def _longest(self, columns: Strategies, places: Floats, known: _Known, at: Ints) -> list[float]:
+        """Factors on the time of each one's kernels and collectives that measured runs seldom exceed.
+
+        Few strategies keep all limits as predicted, so this is tabulated of those alone.
+
+        Args:
+            columns: They.
+            places: Of their choices.
+            known: What is known of all.
+            at: Where they stand among these.
+        """
+        if not at.size:
+            return []
+        rows, new = self._rows([key[:5] for key in _keys(columns, columns.batch)])
+        asked = [(table, table.wanted(rows, places)) for table in (*self._unsure, self._drafts)]
+        self._work_out(new, asked)
+        *unsure, drafted = (table.figures(wanted) for table, wanted in asked)
+        seconds, longest = drafted.sum(axis=(0, 2))
+        model = self._workload.model
+        for group, cost, move, over in zip(model.groups, known.costs, known.moves, unsure, strict=True):
             often = group.count / model.layers
-            seconds = seconds + often * (cost[:, :2].sum(axis=(0, 1, 2)) + move[:, :-1].sum(axis=(0, 1, 2)))
-            longest = longest + often * (cost[:, -1].sum(axis=(0, 1)) + move[:, -1].sum(axis=(0, 1)))
-        return longest / seconds
+            of_ops, of_moves = cost[:, :2, :, at].sum(axis=(0, 1, 2)), move[..., at].sum(axis=(0, 1, 2))
+            seconds = seconds + often * (of_ops + of_moves)
+            longest = longest + often * over.sum(axis=(0, 1, 2))
+        return (longest / seconds).tolist()
 
     def _engine_excess(self, dims: Ints, pipelines: Ints) -> list[Floats]:
         """What an engine's rules are missed by `[1, n]`, 1 for each: see `EngineRules.refusals`."""
@@ -609,6 +628,12 @@ class _Terms:
                 left, right = (broken[side].max(axis=0, initial=0.0) for side in (attention, ~attention))
                 yield np.where(one_mesh, np.maximum(left, right), left)
                 yield np.where(one_mesh, 0.0, right)
+
+
+def _keys(columns: Strategies, batch: Ints) -> list[_Mesh]:
+    """Mesh, batch and pipeline degree of each strategy."""
+    degrees = columns.tp, columns.cp, columns.dp, columns.ep, batch, columns.pp
+    return list(zip(*(each.tolist() for each in degrees), strict=True))
 
 
 def _each(stages: Stage, of: Callable[[Any], Any]) -> Stage:

@@ -46,6 +46,7 @@ MODELS = (
 )
 ENGINES = (None, None, *SHIPPED)
 PHASES = ("decode", "serve", "chunked", "prefill")
+WAYS_TO_COMMUNICATE = {"all_reduce": "fastest", "fp8_gather": True, "merge_gathers": True, "overlap_parts": 4}
 MOST_CHOICES = 8
 """Combinations of choices of a space."""
 MOST_SLOS = 16
@@ -75,6 +76,9 @@ def drawn_workload(rng: random.Random) -> Workload:
         more["prompt_wait_steps"] = rng.choice([5, 60])
     if rng.random() < 0.2 and phase != "prefill":
         more |= {"draft_tokens": 2, "acceptance": "0.7"}
+    more |= {name: value for name, value in WAYS_TO_COMMUNICATE.items() if rng.random() < 0.2}
+    if "overlap_parts" in more:
+        more.pop("merge_gathers", None)
     workload = dataclasses.replace(asked, **more).load()
     if rng.random() < 0.5:
         workload = dataclasses.replace(workload, hardware=dataclasses.replace(workload.hardware, hbm_bytes=1e15))
@@ -92,16 +96,26 @@ def drawn_space(rng: random.Random, workload: Workload) -> Space:
         choices[name] = tuple(sorted(rng.sample(space.choices[name], many)))
         combinations *= many
     lowest = rng.choice([1, rng.randrange(1, 64), rng.randrange(1, 1200)])
+    stages = rng.choice(space.pp)
+    if rng.random() < 0.2:
+        workload = dataclasses.replace(workload, stage_layers=drawn_split(rng, workload.model.layers, stages))
     return dataclasses.replace(
         space,
+        workload=workload,
         tp=(tp,),
         cp=(cp,),
         dp=(dp,) if space.dp else (),
         ep=tuple(sorted({ep, rng.choice(space.ep)})),
-        pp=tuple(sorted({1, rng.choice(space.pp)})),
+        pp=tuple(sorted({1, stages})),
         batch=tuple(range(lowest, lowest + rng.choice([16, 32]))),
         choices={name: choices[name] for name in space.choices},
     )
+
+
+def drawn_split(rng: random.Random, layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of each stage, one at least."""
+    cuts = sorted(rng.sample(range(1, layers), stages - 1))
+    return tuple(end - start for start, end in itertools.pairwise((0, *cuts, layers)))
 
 
 def everything(space: Space) -> Evaluations:
