@@ -60,6 +60,10 @@ _MOST_PIPELINES = 1 << 15
 """The same of pipelines, in rows of some 300 bytes. [assumed]"""
 
 
+_ONE_THREAD = 1 << 18
+"""Multiplications up to which OpenBLAS computes a product on one thread; more take longer to hand out than to do."""
+
+
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Strategies(Sequence[Strategy]):
@@ -244,6 +248,11 @@ class _Table:
 
     Entries are the combinations of the choices that an addend depends on, those of all addends one after the other.
 
+    Attributes:
+        scale: How far apart entries are for each choice, `[addends, dims]`: with the places of choices in their lists
+            they give an entry's place in its addend.
+        start: Where the first entry of each addend stands in a row.
+
     Args:
         index: Of the rows.
         places: Of each addend, where its choices stand in `Strategy.dims`.
@@ -268,12 +277,12 @@ class _Table:
             for addend, each in enumerate(places)
             for chosen in itertools.product(*(choices[at] for at in each))
         ]
-        self._scale = np.zeros((len(choices), len(places)))  # floats, whose products are faster, and exact
+        self.scale = np.zeros((len(places), len(choices)))  # floats, whose products are faster, and exact
         sizes = [[len(choices[at]) for at in each] for each in places]
         for addend, (each, size) in enumerate(zip(places, sizes, strict=True)):
             for end, at in enumerate(each):
-                self._scale[at, addend] += math.prod(size[end + 1 :])  # an op may be at both ends of a tensor
-        self._start = np.cumsum([0, *map(math.prod, sizes)])[:-1]
+                self.scale[addend, at] += math.prod(size[end + 1 :])  # an op may be at both ends of a tensor
+        self.start = np.cumsum([0, *map(math.prod, sizes)])[:-1]
         self._shape = (len(self._entries), kinds, width)
         self._array: Floats = np.zeros((0, *self._shape))
 
@@ -289,16 +298,9 @@ class _Table:
             self._array = np.concatenate([self._array, more])
         self._array[row, :, 0, 0] = np.nan
 
-    def wanted(self, rows: Ints, places: Floats) -> Ints:
-        """Where the figures stand `[n, addends]`, given rows `[n]` and places of choices in their lists `[n, dims]`."""
-        return (places @ self._scale).astype(np.int64) + (self._start + len(self._entries) * rows[:, None])
-
-    def unknown(self, wanted: Ints) -> Iterator[tuple[_Mesh, int]]:
-        """Those of them that nobody asked for before, each once, and of which row's key."""
-        unknown = np.isnan(self._flat[wanted, 0])
-        if unknown.any():
-            for at in np.unique(wanted[unknown]).tolist():
-                yield self._index.keys[at // len(self._entries)], at
+    def key(self, at: int) -> _Mesh:
+        """Of the row in which something stands."""
+        return self._index.keys[at // len(self._entries)]
 
     def priced(self, stacks: Sequence[Stack], key: _Mesh, at: int) -> list[float]:
         """What is to stand somewhere."""
@@ -315,14 +317,43 @@ class _Table:
         self._flat[list(figures)] = list(figures.values())
 
     def figures(self, wanted: Ints) -> Floats:
-        """`[addends, width, kinds, n]`."""
+        """`[addends, width, kinds, n]` of what stands somewhere `[addends, n]`; nan where nobody asked before."""
         _, kinds, width = self._shape
-        found = self._flat.take(wanted.T, axis=0).reshape(*wanted.T.shape, kinds, width)
+        found = self._flat.take(wanted, axis=0).reshape(*wanted.shape, kinds, width)
         return np.ascontiguousarray(found.transpose(0, 3, 2, 1))
+
+    @property
+    def entries(self) -> int:
+        """Of a row."""
+        return len(self._entries)
 
     @property
     def _flat(self) -> Floats:
         return self._array.reshape(-1, self._shape[1] * self._shape[2])
+
+
+class _Tables:
+    """Tables with the same rows, whose entries are found together: each call of numpy takes longer than few sums.
+
+    Attributes:
+        tables: They.
+    """
+
+    def __init__(self, tables: Sequence[_Table]) -> None:
+        self.tables = tables
+        addends = [len(table.start) for table in tables]
+        ends = [0, *itertools.accumulate(addends)]
+        self._parts = [slice(*each) for each in itertools.pairwise(ends)]
+        self._scale = np.concatenate([table.scale for table in tables])
+        self._start = np.concatenate([table.start for table in tables])[:, None]
+        self._entries = np.repeat([table.entries for table in tables], addends)[:, None]
+
+    def wanted(self, rows: Ints, places: Floats) -> list[tuple[_Table, Ints]]:
+        """Where figures stand in each `[addends, n]`; rows `[n]`, places of choices in their lists `[dims, n]`."""
+        most = max(1, _ONE_THREAD // self._scale.size)
+        parts = [self._scale @ places[:, start : start + most] for start in range(0, places.shape[1], most)]
+        wanted = np.concatenate(parts, axis=1).astype(np.int64) + (self._start + self._entries * rows)
+        return [(table, wanted[part]) for table, part in zip(self.tables, self._parts, strict=True)]
 
 
 _, _, _WEIGHT, _KV, _ACTIVATION, _BROKEN, _, _SUPPORT = range(8)
@@ -404,8 +435,10 @@ class _Terms:
         self._meetings = self._table(self._meshes, meetings, 1, self._meeting)
         self._ends = self._table(self._pipelines, [[self._sum.leaves]], 3, self._end)
         self._drafts = self._table(self._meshes, [()], 2, self._draft)
-        self._of_step = (*self._costs, *self._moves, self._meetings)
-        self._of_mesh = (*self._of_step, *self._unsure, self._drafts)
+        self._of_step = _Tables((*self._costs, *self._moves, self._meetings))
+        self._of_pipelines = _Tables((self._ends,))
+        self._of_guard = _Tables((*self._unsure, self._drafts))
+        self._of_mesh = (*self._of_step.tables, *self._of_guard.tables)
         self._meshes.most = max(64, _TABLE_BYTES // sum(each.row_bytes for each in self._of_mesh))
         self.block = min(_BLOCK, self._meshes.most)
         groups = len(self._costs)
@@ -462,11 +495,23 @@ class _Terms:
             self._stages = side_by_side(stages, (len(most), len(kinds)))
         return self._depths[pp]
 
-    def _work_out(self, new: Sequence[int], asked: Sequence[tuple[_Table, Ints]]) -> None:
+    def _looked_up(self, new: Sequence[int], asked: Sequence[tuple[_Table, Ints]]) -> list[Floats]:
+        """Figures of each table, see `_Table.figures`; what nobody asked for before is worked out."""
+        found = [table.figures(wanted) for table, wanted in asked]
+        unknown = [np.isnan(each[:, 0, 0]) for each in found]
+        due = [at for at, each in enumerate(unknown) if each.any()]
+        if new or due:
+            self._work_out(new, [(asked[at][0], np.unique(asked[at][1][unknown[at]]).tolist()) for at in due])
+        for at in due:
+            found[at] = asked[at][0].figures(asked[at][1])
+        return found
+
+    def _work_out(self, new: Sequence[int], unknown: Sequence[tuple[_Table, list[int]]]) -> None:
         """Prices what is unknown, mesh by mesh: GPUs of many meshes are not all remembered."""
         due: dict[_Mesh, list[tuple[_Table, _Mesh, int]]] = {self._meshes.keys[row]: [] for row in new}
-        for table, wanted in asked:
-            for key, at in table.unknown(wanted):
+        for table, places in unknown:
+            for at in places:
+                key = table.key(at)
                 due.setdefault(key[:5], []).append((table, key, at))
         begun = {self._meshes.keys[row]: row for row in new}
         found: dict[_Table, dict[int, list[float]]] = {}
@@ -493,7 +538,8 @@ class _Terms:
                 check_strategy(self._workload, strategy)
 
     def _places(self, dims: Ints) -> Floats:
-        return self._place[self._dims, dims]
+        """Of choices `[n, dims]` in their lists, `[dims, n]`."""
+        return self._place[self._dims[:, None], dims.T]
 
     # --- sums ------------------------------------------------------------------------------------
 
@@ -515,7 +561,7 @@ class _Terms:
         if phase_of(workload).mixes and (over.any() or waits.any()):
             running = _running(workload, columns.batch, known.most, kv_bytes, needed - allowed)
             if (fewer := np.flatnonzero(running < columns.batch)).size:  # the others wait
-                again = self._known(columns[fewer], running[fewer], places[fewer])
+                again = self._known(columns[fewer], running[fewer], places[:, fewer])
                 seconds[:, fewer], states[:, fewer] = again.seconds, again.states
         state, first_and_last = _state_of(states, self._like).through(pp), (seconds[0], seconds[-1])
         tpot_s, ttft_s = (np.zeros(len(columns)) + of(*first_and_last) for of in (state.tpot_s, state.ttft_s))
@@ -527,7 +573,8 @@ class _Terms:
         rate, missed = state.tokens * pp / (state.step_s(*first_and_last) * gpus), _total(np.concatenate(excess))
         if factors.guarded:  # what a strategy's own kernels may be off is known to the last bit one by one
             kept = np.flatnonzero(missed == 0.0)
-            for at, longest in zip(kept.tolist(), self._longest(columns[kept], places[kept], known, kept), strict=True):
+            longest_of = self._longest(columns[kept], places[:, kept], known, kept)
+            for at, longest in zip(kept.tolist(), longest_of, strict=True):
                 if surely_kept(workload, float(tpot_s[at]), float(ttft_s[at]), float(share[at]), longest):
                     continue
                 strategy = columns[at]
@@ -551,10 +598,8 @@ class _Terms:
         keys = _keys(columns, batch)
         rows, new = self._rows([key[:5] for key in keys])
         pipelines = self._pipelines.rows(keys, self._begin_pipeline)
-        asked = [(table, table.wanted(rows, places)) for table in self._of_step]
-        asked.append((self._ends, self._ends.wanted(pipelines, places)))
-        self._work_out(new, asked)
-        *of_groups, met, (ends,) = (table.figures(wanted) for table, wanted in asked)
+        asked = self._of_step.wanted(rows, places) + self._of_pipelines.wanted(pipelines, places)
+        *of_groups, met, (ends,) = self._looked_up(new, asked)
         costs, moves = of_groups[: len(self._costs)], of_groups[len(self._costs) :]
         about = self._about[rows].T
         states, (most, *base), one_mesh = np.split(about, (_STATE, -len(costs)))
@@ -596,9 +641,7 @@ class _Terms:
         if not at.size:
             return []
         rows, new = self._rows([key[:5] for key in _keys(columns, columns.batch)])
-        asked = [(table, table.wanted(rows, places)) for table in (*self._unsure, self._drafts)]
-        self._work_out(new, asked)
-        *unsure, drafted = (table.figures(wanted) for table, wanted in asked)
+        *unsure, drafted = self._looked_up(new, self._of_guard.wanted(rows, places))
         seconds, longest = drafted.sum(axis=(0, 2))
         model = self._workload.model
         for group, cost, move, over in zip(model.groups, known.costs, known.moves, unsure, strict=True):

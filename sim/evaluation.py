@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sim.json_object import JsonObject
 from sim.prices.collectives import Collective
-from sim.prices.priced import EXACT, Interval
+from sim.prices.priced import EXACT, Interval, exp_of, log_of
 from sim.strategy import Strategy
 
 
@@ -165,9 +165,9 @@ def quantile(probability: float, predicted: float, interval: Interval) -> float:
     """A quantile, where either side of the 90 % interval is log-normal: [assumed]."""
     if not predicted or probability == 0.5:
         return predicted
-    low, high = (math.log(bound / predicted) for bound in interval)
     place = _place(probability)
-    return predicted * math.exp(place * (high if place > 0 else -low))
+    bound = log_of(interval[1] / predicted) if place > 0 else -log_of(interval[0] / predicted)
+    return predicted * exp_of(place * bound)
 
 
 def probability_within(limit: float, predicted: float, interval: Interval) -> float:

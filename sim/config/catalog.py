@@ -33,7 +33,14 @@ from sim.config.huggingface.keys import CannotImport
 from sim.config.huggingface.model_import import ModelImport, import_model
 from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.config.schemas import MTP, NGRAM, EngineVersionFile, ModelFile, WorkloadFile
-from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_names, engine_rules, in_space
+from sim.engines.engine_registry import (
+    BARE_MACHINE,
+    UnknownEngine,
+    engine_names,
+    engine_rules,
+    engine_rules_of,
+    in_space,
+)
 from sim.engines.engine_rules import EngineRules
 from sim.json_object import JsonObject
 from sim.layers.model import Model
@@ -464,13 +471,16 @@ def assembled(
         declarations=file.declared_choices,
         speculation=speculation,
         redundant_experts=copies,
-        two_batch_overlap=_overlaps(file, rules, exchange),
+        two_batch_overlap=file.two_batch_overlap,
         overlap_parts=file.overlap_parts,
         stage_layers=_stage_layers(file, model),
         deepep_mode=file.deepep_mode,
         open_loop=OpenLoop(**file.open_loop.model_dump()) if file.open_loop else OpenLoop(),
     )
-    return in_space(workload, file.space)
+    workload = in_space(workload, file.space)
+    if workload.two_batch_overlap:
+        _check_batches_may_overlap(workload, rules)
+    return workload
 
 
 def _engine_version(file: WorkloadFile, beside: Path | None) -> EngineVersionFile | None:
@@ -492,16 +502,19 @@ def _redundant(file: WorkloadFile, model: Model) -> int:
     return file.redundant_experts
 
 
-def _overlaps(file: WorkloadFile, rules: EngineRules | None, exchange: str) -> bool:
-    """Whether half batches overlap. Raises: CatalogError."""
-    if not file.two_batch_overlap:
-        return False
+def _check_batches_may_overlap(workload: Workload, rules: EngineRules | None) -> None:
+    """Raises: CatalogError unless strategies are those of the engine that is charged, and half batches overlap there.
+
+    Args:
+        workload: As asked.
+        rules: Of the engine that is charged.
+    """
+    exchange, judges = workload.expert_exchange, engine_rules_of(workload)
     if exchange != "all_to_all":
         raise CatalogError(f"two_batch_overlap hides an exchange all_to_all, and expert_exchange is {exchange}")
-    if rules is None or not rules.overlaps_batches or file.space != rules.name:
-        who = f"{rules.title} in space {file.space!r}" if rules else "the bare machine"
+    if rules is None or not rules.overlaps_batches or judges is None or judges.name != rules.name:
+        who = f"{rules.title} in space {workload.space!r}" if rules else "the bare machine"
         raise CatalogError(f"two_batch_overlap is of SGLang or vLLM, in that engine's own space, not of {who}")
-    return True
 
 
 def _check_no_engine_is_asked_for_more(file: WorkloadFile) -> None:

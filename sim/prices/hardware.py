@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from sim.prices.curves import Curves
 from sim.prices.dtypes import Dtype
-from sim.prices.priced import Interval, PricedKernel, error_interval
+from sim.prices.priced import Interval, PricedKernel, error_interval, exp_of
 from sim.prices.torus import Torus
 
 EngineName = Literal["trtllm", "vllm", "sglang"]
@@ -205,12 +204,12 @@ class Widths:
     low: tuple[float, float, float]
     high: tuple[float, float, float]
 
-    def at(self, prompt_share: float, *, moe: bool) -> Interval:
-        """The factors at a share of prompts."""
-        down, up = (
-            always + prompts * prompt_share + experts * moe for always, prompts, experts in (self.low, self.high)
-        )
-        return math.exp(-down), math.exp(up)
+    def at(self, prompt_share: Any, *, moe: bool) -> Interval:
+        """The factors at a share of prompts, or at each of an array of shares."""
+        (low, low_by_prompts, low_by_experts), (high, high_by_prompts, high_by_experts) = self.low, self.high
+        down = low + low_by_prompts * prompt_share + low_by_experts * moe
+        up = high + high_by_prompts * prompt_share + high_by_experts * moe
+        return exp_of(-down), exp_of(up)
 
 
 @dataclass(frozen=True, slots=True)

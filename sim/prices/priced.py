@@ -1,10 +1,15 @@
-"""What a kernel or a collective takes, and how far that may be off."""
+"""What a kernel or a collective takes, and how far that may be off.
+
+Intervals have floats, or arrays `[n]` of them; what is in them is then, to the last bit, what floats come to.
+"""
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 Interval = tuple[float, float]
 """Relative factors (low, high): in 90 % of cases the true time lies within [low, high] times the time given."""
@@ -49,8 +54,8 @@ def together(first: Interval, second: Interval) -> Interval:
     >>> together((0.8, 1.25), (1.0, 1.0))
     (0.8, 1.25)
     """
-    down, up = (math.hypot(math.log(one), math.log(other)) for one, other in zip(first, second, strict=True))
-    return math.exp(-down), math.exp(up)
+    down, up = (hypot_of(log_of(one), math.log(other)) for one, other in zip(first, second, strict=True))
+    return exp_of(-down), exp_of(up)
 
 
 def apart(both: Interval, one: Interval) -> Interval:
@@ -78,3 +83,18 @@ def mean_error(interval: Interval) -> float:
 def wider(first: Interval, second: Interval) -> Interval:
     """The narrowest interval that holds both."""
     return min(first[0], second[0]), max(first[1], second[1])
+
+
+def exp_of(x: Any) -> Any:
+    """`math.exp` of a float, or at each place of an array `[n]`: numpy's own differs in a last bit."""
+    return np.array(list(map(math.exp, x.tolist()))) if isinstance(x, np.ndarray) else math.exp(x)
+
+
+def log_of(x: Any) -> Any:
+    """`math.log` of a float, or at each place of an array `[n]`."""
+    return np.array(list(map(math.log, x.tolist()))) if isinstance(x, np.ndarray) else math.log(x)
+
+
+def hypot_of(x: Any, y: float) -> Any:
+    """`math.hypot` of a float, or at each place of an array `[n]`, and another float."""
+    return np.array([math.hypot(each, y) for each in x.tolist()]) if isinstance(x, np.ndarray) else math.hypot(x, y)

@@ -6,10 +6,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sim.prices.hardware import Hardware
-from sim.prices.priced import EXACT, Interval, PricedKernel, apart, error_interval, together
+from sim.prices.priced import (
+    EXACT,
+    Interval,
+    PricedKernel,
+    apart,
+    error_interval,
+    exp_of,
+    hypot_of,
+    log_of,
+    together,
+)
 
 _LEAST_SHARE = 0.01
 """What takes less of a layer's time than this is not worth a warning."""
@@ -78,13 +88,13 @@ class StepInterval:
         because: See `Stated`.
     """
 
-    serving: Callable[[float], Interval]
+    serving: Callable[[Any], Interval]
     usual: Interval
     carried: Interval | None
     because: str
 
-    def factors(self, prompt_share: float, kernels: Interval) -> Interval:
-        """The interval; `kernels`: of `Trust`."""
+    def factors(self, prompt_share: Any, kernels: Interval) -> Interval:
+        """The interval, at a share or at each of an array; `kernels`: of `Trust`."""
         if self.carried is None:
             return on_top(self.serving(prompt_share), kernels, self.usual)
         return together(on_top(self.serving(prompt_share), apart(kernels, self.carried), self.usual), self.carried)
@@ -125,8 +135,7 @@ def step_interval(hardware: Hardware, engine: str | None, model: str, *, moe: bo
 
 def on_top(serving: Interval, kernels: Interval, usual: Interval) -> Interval:
     """The interval of serving runs, and by what the kernels' own is wider than usual."""
-    down, up = (
-        math.hypot(math.log(run), max(0.0, sign * math.log(own / typical)))
-        for run, own, typical, sign in zip(serving, kernels, usual, (-1, 1), strict=True)
-    )
-    return math.exp(-down), math.exp(up)
+    (fast, slow), (own_fast, own_slow), (usual_fast, usual_slow) = serving, kernels, usual
+    down = hypot_of(log_of(fast), max(0.0, -math.log(own_fast / usual_fast)))
+    up = hypot_of(log_of(slow), max(0.0, math.log(own_slow / usual_slow)))
+    return exp_of(-down), exp_of(up)

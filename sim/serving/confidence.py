@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -60,9 +61,9 @@ class Slower:
         """The same of many shares `[n]`, to the last bit."""
         if not self.guarded:
             return np.ones_like(prompt_shares)
-        shares, interval = prompt_shares.tolist(), interval_of(self.workload)
-        known = {share: _factor(self.workload, interval, share) for share in set(shares)}
-        return np.array([known[share] for share in shares], np.float64)
+        shares, places = np.unique(prompt_shares, return_inverse=True)  # without prompts all have one
+        factors = np.zeros(len(shares)) + _factor(self.workload, interval_of(self.workload), shares)
+        return factors[places]
 
     def tokens_about(self, prompt_shares: Floats) -> Floats:
         """The same of very many, at most `ABOUT` off."""
@@ -74,7 +75,7 @@ ABOUT = 1e-6
 _PLACES = 513
 
 
-def _factor(workload: Workload, interval: StepInterval, prompt_share: float) -> float:
+def _factor(workload: Workload, interval: StepInterval, prompt_share: Any) -> Any:
     return quantile(workload.confidence, 1.0, interval.factors(prompt_share, EXACT))
 
 
