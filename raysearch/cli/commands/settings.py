@@ -120,14 +120,15 @@ def as_words(given: Mapping[str, object]) -> list[str]:
 
 
 def _given(settings: Mapping[str, DeclaredSetting], assignments: Sequence[str]) -> dict[str, Any]:
-    """Every setting's value, that of an assignment or the default."""
+    """Every setting's value, that of its last assignment or the default; those of a list add up."""
     found: dict[str, Any] = {}
     for assignment in assignments:
         name, sign, text = assignment.partition("=")
         name = name.strip().replace("-", "_")
         if name not in settings:
             raise InputError(f"--set: this command has no setting {name!r}: {did_you_mean(name, settings)}")
-        found[name] = settings[name].value(name, text.strip(), bare=not sign)
+        value = settings[name].value(name, text.strip(), bare=not sign)
+        found[name] = [*found.get(name, ()), *value] if isinstance(value, list) else value
     return {name: found.get(name, each.default) for name, each in settings.items()}
 
 

@@ -42,9 +42,12 @@ DEFAULTS = {"runs": 3, "share": None, "quick": False, "ending": "stop", "ops": N
         (["quick=no"], {}),
         (["quick = yes", "ending=go_on"], {"quick": True, "ending": "go_on"}),
         (["ops=norm,matmul"], {"ops": ["norm", "matmul"]}),
+        (["ops=norm,matmul", "ops=softmax"], {"ops": ["norm", "matmul", "softmax"]}),
     ],
 )
-def test_a_setting_has_its_last_value_or_the_default(assignments: list[str], changed: dict[str, Any]) -> None:
+def test_a_setting_has_its_last_value_or_the_default_and_a_list_all(
+    assignments: list[str], changed: dict[str, Any]
+) -> None:
     words = [word for assignment in assignments for word in ("--set", assignment)]
     assert CliRunner().invoke(ALONE, words, catch_exceptions=False).exit_code == 0
     assert DEFAULTS | changed == SEEN
