@@ -1,19 +1,21 @@
 """What rows with separate workers leave out: how many there are, which of them have attention ranks, what is drafted.
 
-Rows of InferenceX's DeepSeek-R1 under TensorRT-LLM on other machines than H100 state the GPUs of a worker and all
-requests together. Its configuration files name the rest for each number of requests.
+Rows of InferenceX under TensorRT-LLM on other machines than H100 state the GPUs of a worker and all requests together.
+Its configuration files name the rest for each number of requests; those of earlier releases are in its history.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from raysearch.fidelity.calibration.deployments import Skipped
+from raysearch.fidelity.calibration.deployments import Skipped, known_model
 from sim.config.files import configs_root
 from sim.json_object import JsonFields
 
@@ -37,42 +39,107 @@ class Recipe(NamedTuple):
     decode_attention_dp: int
     draft_tokens: int
 
+    @property
+    def quickens(self) -> tuple[bool, int]:
+        """What shortens its time per token: drafts, and workers among which the requests are dealt."""
+        return self.draft_tokens > 0, self.decode_workers
 
-StatedDeployment = tuple[str, str, int, int, int, int]
-"""Machine, precision, prompt and output tokens, requests, GPUs of a decode worker."""
+
+StatedDeployment = tuple[str, str, str, str, int, int, int, int]
+"""Machine, model, precision, release, prompt and output tokens, requests, GPUs of a decode worker."""
 
 
 @cache
 def recipes() -> dict[StatedDeployment, set[Recipe]]:
-    """Published deployments by what a row states.
+    """Published deployments by what a row states; their release is "" where they are those of several.
 
     [published] SemiAnalysisAI/InferenceX, configs/nvidia-master.yaml and configs/deprecated/nvidia-1k1k-master.yaml,
-    dsr1-*-dynamo-trt, August 2026. On H200 requests are per worker there, and a single one is sent to a fifth more.
+    dsr1-*-dynamo-trt, August 2026; .github/configs/nvidia-master.yaml at a075f2e7c (7 January 2026),
+    gptoss-fp4-gb200-dynamo-trt, and at 84320a0aa (19 December 2025), dsr1-fp4-gb200-dynamo-trt. On H200 and in December
+    requests are per worker there; on H200 a single one is sent to a fifth more.
     """
     found: dict[StatedDeployment, set[Recipe]] = {}
     with (configs_root() / "published" / "disaggregated.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             recipe = Recipe(*(int(row[name]) for name in Recipe._fields))
             isl, osl, requests = (int(row[name]) for name in ("isl", "osl", "requests"))
-            key = (row["machine"], row["precision"], isl, osl, requests, recipe.decode_gpus)
+            names = (row["machine"], row["model"], row["precision"], row["release"])
+            key = (*names, isl, osl, requests, recipe.decode_gpus)
             found.setdefault(key, set()).add(recipe)
     return found
 
 
-def completed(row: JsonFields) -> dict[str, Any] | Skipped:
+_AS_FAST = 1.03
+"""[assumed] Ratio of times per token within which runs repeat one deployment: repeats differ by 0.5 % (median)."""
+
+
+def told_apart(rows: Sequence[JsonFields]) -> list[Recipe | None]:
+    """[rows] the deployment of each row that fits several, where the rows themselves say which one it is.
+
+    Where as many different times were measured as deployments are published, and of any two deployments one drafts or
+    has more workers and lacks nothing, it is the faster one.
+    """
+    stated: dict[StatedDeployment, list[int]] = {}
+    for number, row in enumerate(rows):
+        if (key := _stated(row)) is not None:
+            stated.setdefault(key, []).append(number)
+    found: list[Recipe | None] = [None] * len(rows)
+    for key, numbers in stated.items():
+        slow_first = sorted(_published(key), key=lambda recipe: recipe.quickens)
+        ordered = all(
+            one.quickens != two.quickens and all(a <= b for a, b in zip(one.quickens, two.quickens, strict=True))
+            for one, two in pairwise(slow_first)
+        )
+        times = {number: float(rows[number]["silicon_tpot_ms"]) for number in numbers}
+        places = dict(zip(times, _distinct(list(times.values())), strict=True))
+        if len(slow_first) > 1 and ordered and len(set(places.values())) == len(slow_first):
+            for number, place in places.items():
+                found[number] = slow_first[place]
+    return found
+
+
+def _distinct(times: Sequence[float]) -> list[int]:
+    """[times] which of the different times each is, the longest first."""
+    place, places = 0, [0] * len(times)
+    order = sorted(range(len(times)), key=lambda number: -times[number])
+    for before, number in pairwise(order):
+        place += times[before] > times[number] * _AS_FAST
+        places[number] = place
+    return places
+
+
+def _stated(row: JsonFields) -> StatedDeployment | None:
+    """What a row that leaves its workers open says of them; None for any other row."""
+    workers = row.get("decode_num_workers")
+    open_rows = row.get("backend") == "trtllm" and str(row.get("source", "")).startswith("InferenceX export")
+    known = known_model(str(row["model_path"])) if open_rows else None
+    if known is None or not (workers is None or workers == "" or pd.isna(workers)):
+        return None
+    isl, osl, requests, gpus = (_whole(row[name]) for name in ("isl", "osl", "concurrency", "decode_tp_size"))
+    machine, precision = str(row.get("system", "")).removesuffix("_sxm"), str(row.get("precision", ""))
+    return machine, known[0].name, precision, str(row.get("backend_version", "")), isl, osl, requests, gpus
+
+
+def _published(key: StatedDeployment) -> set[Recipe]:
+    """The deployments of its release, else those of any."""
+    return recipes().get(key) or recipes().get((*key[:3], "", *key[4:]), set())
+
+
+def completed(row: JsonFields, recipe: Recipe | None = None) -> dict[str, Any] | Skipped:
     """A row with the workers of its published deployment; as it is where it states its own, or none is published.
+
+    Args:
+        row: By column.
+        recipe: Its deployment, where `told_apart` knows it.
 
     Returns:
         The row with `draft_tokens` beside its columns; or why it cannot be priced: there are several, which differ.
     """
     fields = dict(row)
-    stated = row.get("decode_num_workers")
-    open_rows = row.get("backend") == "trtllm" and str(row.get("source", "")).startswith("InferenceX export")
-    if not open_rows or not (stated is None or stated == "" or pd.isna(stated)):
+    stated = _stated(row)
+    if stated is None:
         return fields
-    isl, osl, requests, gpus = (_whole(row[name]) for name in ("isl", "osl", "concurrency", "decode_tp_size"))
-    machine, precision = str(row.get("system", "")).removesuffix("_sxm"), str(row.get("precision", ""))
-    known = recipes().get((machine, precision, isl, osl, requests, gpus), set())
+    known = {recipe} if recipe else _published(stated)
     if len(known) > 1:
         some_draft = len({each.draft_tokens > 0 for each in known}) > 1
         what = "with and without drafted tokens" if some_draft else "with other workers"

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped, disagg_worker
-from raysearch.fidelity.calibration.disaggregated_recipes import completed
+from raysearch.fidelity.calibration.disaggregated_recipes import Recipe, completed, told_apart
 from raysearch.fidelity.calibration.engines import engine_times
 from raysearch.fidelity.calibration.serving_fit import numbers_of, records
 from raysearch.fidelity.validation.error_figures import figures
@@ -71,9 +71,9 @@ class PoolPair:
     places: int
 
 
-def pair_of(row: JsonFields) -> PoolPair | Skipped:
-    """The workers of a row, or why they cannot be priced."""
-    whole = completed(row)
+def pair_of(row: JsonFields, recipe: Recipe | None = None) -> PoolPair | Skipped:
+    """The workers of a row, or why they cannot be priced; its deployment is given where the other rows tell it."""
+    whole = completed(row, recipe)
     if isinstance(whole, Skipped):
         return whole
     row = whole
@@ -189,8 +189,9 @@ def compare_disaggregated(frame: pd.DataFrame, calibration: Calibration, machine
     columns, predictions = np.full((len(rows), 3), np.nan), []
     skipped: dict[str, list[str]] = {}
     reread: dict[str, list[str]] = {}
-    for number, row in enumerate(records(rows)):
-        pair, name = pair_of(row), str(row["id"])
+    every = records(rows)
+    for number, (row, recipe) in enumerate(zip(every, told_apart(every), strict=True)):
+        pair, name = pair_of(row, recipe), str(row["id"])
         found = pair if isinstance(pair, Skipped) else predict_pair(pair, calibration, machine)
         if isinstance(found, Skipped):
             skipped.setdefault(found.reason, []).append(name)

@@ -25,7 +25,7 @@ from raysearch.fidelity.calibration.deployments import (
     known_model,
     strategy_of_run,
 )
-from raysearch.fidelity.calibration.disaggregated_recipes import completed, recipes
+from raysearch.fidelity.calibration.disaggregated_recipes import completed, recipes, told_apart
 from raysearch.fidelity.calibration.engines import Steps, engine_times, fit_engine, held_out_times, shapes_of, steps_of
 from raysearch.fidelity.calibration.measured_tables import read_table
 from raysearch.fidelity.calibration.serving_fit import agg_runs, fit_serving, read_serving_runs
@@ -885,6 +885,8 @@ def test_a_run_that_states_a_batch_alone_is_one_replica() -> None:
 OPEN = {
     "source": "InferenceX export tensorrtllm-runtime:0.8.1.post1",
     "backend": "trtllm",
+    "backend_version": "0.8.1.post1",
+    "model_path": "deepseek-ai/DeepSeek-R1",
     "system": "h200_sxm",
     "precision": "fp8",
     "isl": 1024.0,
@@ -917,6 +919,28 @@ def test_a_row_that_fits_two_published_deployments_or_none_is_not_priced() -> No
     assert both.reason.endswith("are published with and without drafted tokens")
     assert isinstance(none, Skipped)
     assert none.reason.endswith("no deployment of as many requests is published")
+
+
+def test_rows_tell_two_deployments_apart_where_both_were_measured() -> None:
+    slow, again, quick, alone = (
+        OPEN | {"concurrency": requests, "silicon_tpot_ms": time_ms}
+        for requests, time_ms in ((144.0, 9.0), (144.0, 9.04), (144.0, 5.5), (36.0, 7.0))
+    )
+    found = told_apart([slow, quick, again, alone])
+    assert [each and each.draft_tokens > 0 for each in found] == [False, True, False, None]
+    row = completed(quick, found[1])
+    assert isinstance(row, dict)
+    assert row["draft_tokens"] == 3
+    assert told_apart([slow, again]) == [None, None]  # which of the two was measured is not known
+
+
+def test_a_release_has_the_deployments_of_its_own_time() -> None:
+    gb200 = OPEN | {"system": "gb200", "precision": "fp4", "concurrency": 144.0}
+    earlier = completed(gb200 | {"backend_version": "0.5.1-rc0.pre3"})
+    assert isinstance(earlier, dict)
+    assert (earlier["decode_num_workers"], earlier["draft_tokens"]) == (4, 3)
+    other = completed(gb200 | {"model_path": "zhipuai/GLM-5"})
+    assert isinstance(other, Skipped)
 
 
 def test_published_deployments_share_their_gpus_evenly() -> None:
