@@ -15,13 +15,14 @@ from sim.json_object import JsonFields
 def verify_results(
     path: Annotated[
         Path,
-        typer.Argument(metavar="PATH", help="Folder of results, or a certificate of `optimum`.", callback=at_home),
+        typer.Argument(metavar="PATH", help="Folder of results, certificate, or forecast.", callback=at_home),
     ],
     as_json: JsonOption = False,
 ) -> None:
     """Verify a study, a search, a tuning or an answer: every digest, every row, and each summary against its rows.
 
-    The certificate of an optimum is checked without a search. Exits with 1 if anything cannot be trusted.
+    The certificate of an optimum is checked without a search, a forecast against its seal. Exits with 1 if anything
+    cannot be trusted.
 
     \b
     Examples:
@@ -31,7 +32,7 @@ def verify_results(
     from raysearch.base.file_io import Damaged
 
     try:
-        text, fields = _certificate(path) if path.is_file() else _folder(path)
+        text, fields = _file(path) if path.is_file() else _folder(path)
     except Damaged as damage:
         raise RunFailed(str(damage)) from damage
     if as_json:
@@ -59,6 +60,18 @@ def _folder(folder: Path) -> tuple[str, JsonFields]:
     calls = sum(run["calls"] for run in found.runs)
     fields = {"folder": str(folder), "runs": len(found.runs), "calls": calls, "damaged": found.damaged}
     return f"{len(found.runs):,} runs with {calls:,} calls are as they were written", fields
+
+
+def _file(path: Path) -> tuple[str, JsonFields]:
+    """What was checked of a file, in words and for programs."""
+    from raysearch.fidelity.forecasts.sealed_forecast import is_forecast, read_forecast
+
+    if not is_forecast(path):
+        return _certificate(path)
+    sealed = read_forecast(path)
+    predictions = len(sealed["predictions"])
+    fields = {"file": str(path), "date": sealed["date"], "predictions": predictions, "damaged": {}}
+    return f"{predictions:,} predictions are as they were sealed on {sealed['date']}", fields
 
 
 def _certificate(path: Path) -> tuple[str, JsonFields]:

@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from raysearch.base.errors import InputError
-from raysearch.base.file_io import read_record
+from raysearch.base.file_io import LARGEST_RECORD_BYTES, read_record
 from raysearch.base.version import __version__
 from raysearch.fidelity.calibration.deployments import ServingRun, Skipped, strategy_of_run
 from raysearch.fidelity.forecasts.announced_deployments import (
@@ -30,7 +30,7 @@ from raysearch.fidelity.forecasts.announced_deployments import (
 from raysearch.fidelity.validation.disaggregated import PoolPair, predict_pair
 from sim.config.catalog import CatalogError, load_hardware, measured_machine
 from sim.config.question import Question
-from sim.config.reading import read_bytes
+from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.json_object import JsonObject
 from sim.layers.heuristics import megatron_dims
 from sim.prices.dtypes import Dtype
@@ -147,6 +147,14 @@ def forecast_of(
         "predictions": predictions,
         "not_predicted": reasons,
     }
+
+
+def is_forecast(path: Path) -> bool:
+    """Whether a file is a forecast, changed or not, and no other record."""
+    try:
+        return {"predictions", "not_predicted"} <= parse_object(read_bytes(path, LARGEST_RECORD_BYTES)).keys()
+    except (OSError, Unreadable):
+        return False
 
 
 def read_forecast(path: Path) -> JsonObject:

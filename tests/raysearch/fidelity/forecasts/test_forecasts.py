@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
-from raysearch.base.errors import InputError
+from raysearch.base.errors import InputError, RunFailed
+from raysearch.cli import app
 from raysearch.fidelity.calibration.deployments import Skipped
 from raysearch.fidelity.calibration.inferencex_results import serving_frame
 from raysearch.fidelity.forecasts.announced_deployments import Announced, Worker, announced, read_entries
@@ -217,6 +219,16 @@ def test_published_runs_are_those_that_were_announced(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_verify_tells_whether_the_sealed_batch_is_as_it_was(tmp_path: Path) -> None:
+    sealed = Path(__file__).parents[4] / "docs" / "evidence" / "forecasts" / "2026-11-24.json"
+    found = CliRunner().invoke(app, ["verify", str(sealed)], catch_exceptions=False)
+    assert (found.exit_code, found.stdout.strip()) == (0, "798 predictions are as they were sealed on 2026-11-24")
+    changed = tmp_path / "changed.json"
+    changed.write_text(sealed.read_text().replace('"date": "2026-11-24"', '"date": "2026-11-23"'))
+    with pytest.raises(RunFailed, match="altered since it was written"):
+        CliRunner().invoke(app, ["verify", str(changed)], catch_exceptions=False)
+
+
 def test_the_command_writes_a_forecast_that_cannot_be_changed_unseen(raysearch, tmp_path: Path) -> None:
     out, results = tmp_path / "forecast.json", tmp_path / "runs.json"
     done = raysearch("forecast", written(tmp_path), "--out", out)
