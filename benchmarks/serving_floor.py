@@ -1,0 +1,182 @@
+"""How well measured serving runs can be predicted at all: repeats, neighbours, saturated regressors, ideal scalings.
+
+    python benchmarks/serving_floor.py runs/ h100_sxm=h100_runs/ dashboards.csv
+
+Reads folders and files of runs as `raysearch calibrate --set runs` does, prices them, and prints by machine: how far
+runs of one configuration lie apart; what extremely randomised trees say of workloads that they have not seen, and of
+runs whose workload they have (scikit-learn); what is left of the error on an unseen machine after five random runs of
+an engine and model have scaled it, and after the best scaling that there is; and how wide the fifth to the
+ninety-fifth percentile of what is left is. Takes some CPU minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+
+import numpy as np
+from sklearn.ensemble import ExtraTreesRegressor
+
+from raysearch.fidelity.calibration.pooled_fit import held_out
+from raysearch.fidelity.calibration.serving_fit import names_machines, rows_by
+from raysearch.fidelity.calibration.serving_pool import MeasuredRuns, measured_runs
+from sim.arrays import Floats
+from sim.config.catalog import measured_machine
+from sim.config.files import list_names
+
+_FOLDS = 10
+_RUNS = 5
+"""Own runs that a scaling is fitted to."""
+_DRAWS = 200
+_BETWEEN, _WITHIN = 0.15, 0.1
+"""As `raysearch.fidelity.calibration.serving_pool.anchored_serving` has them."""
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", help="folder or file, or MACHINE=FOLDER where the file names no machine")
+    folders = [each for text in parser.parse_args().runs for each in _folders(text)]
+    measured = measured_runs(folders, measured_machine)
+    kept = measured.pool.steps.priced & (measured.pool.weights > 0)
+    systems = np.array(measured.systems)
+    machines = [name for name in sorted(set(measured.systems)) if (kept & (systems == name)).sum() >= _RUNS]
+    by_workload = _predicted_s(measured, measured.workloads, _FOLDS)
+    by_machine = _predicted_s(measured, measured.systems, len(measured.runs))
+    trees = {
+        "trees, workload": _trees_s(measured, kept, measured.workloads),
+        "trees, run": _trees_s(measured, kept, list(range(len(kept)))),
+    }
+    print(
+        "machine | runs | repeats apart: pairs, median, mean | ours, workload held out | trees, workload | trees, run"
+    )
+    for name in machines:
+        rows = kept & (systems == name)
+        cells = [_repeats(measured, rows), *(_error(measured, rows, each) for each in (by_workload, *trees.values()))]
+        print(" | ".join([name, f"{rows.sum():,}", *cells]))
+    print("\nmachine held out | as it comes | five runs of a model | best scaling | five of a layout | best scaling")
+    for name in machines:
+        rows = kept & (systems == name)
+        cells = [_error(measured, rows, by_machine)]
+        for key in (_engine_and_model, _layout):
+            cells += _scaled(measured, rows, by_machine, key)
+        print(" | ".join([name, *cells]))
+    print("\nwidth that holds 90 %, workload held out | ours | trees, workload | trees, run")
+    for name in machines:
+        rows = kept & (systems == name)
+        widths = [_width(measured, rows, each) for each in (by_workload, *trees.values())]
+        print(" | ".join([name, *widths]))
+
+
+def _folders(text: str) -> list[tuple[Path, str]]:
+    name, _, folder = text.rpartition("=")
+    path = Path(folder)
+    if not path.exists():
+        raise SystemExit(f"no such file or folder: {folder}")
+    if not name and not names_machines(path):
+        raise SystemExit(f"{folder} names no machine: expected MACHINE={folder}")
+    return [(path, each) for each in ([name] if name else list_names("hardware"))]
+
+
+def _predicted_s(measured: MeasuredRuns, groups: Sequence[Hashable], folds: int) -> Floats:
+    """[runs] seconds per token by a fit without the run's group."""
+    times = held_out(measured.pool, groups, folds)
+    return measured.pool.steps.tpot_of_each_s(times)
+
+
+def _trees_s(measured: MeasuredRuns, kept: Floats, groups: Sequence[Hashable]) -> Floats:
+    """The same by trees that see all of a run, and what its kernels take, and correct that."""
+    steps, pool = measured.pool.steps, measured.pool
+    pace = steps.pace
+    others = pace.mixed_share * pace.others_share
+    base = np.log(((1 - others) * steps.decode_s + others * steps.mixed_s) / pace.gained)
+    names = [tuple(cell) for cell in pool.cells]
+    one_hot = [np.array([n[part] == value for n in names]) for part in range(8) for value in {n[part] for n in names}]
+    strategies = [run.strategy for run in measured.runs]
+    numbers = [
+        np.log(steps.decode_s),
+        np.log(steps.mixed_s),
+        others,
+        np.log(steps.running),
+        base,
+        *(np.log([float(getattr(each, part)) for each in strategies]) for part in ("tp", "dp", "ep", "batch")),
+        *(np.log([float(getattr(run, part)) for run in measured.runs]) for part in ("prompt_tokens", "output_tokens")),
+    ]
+    seen = np.column_stack([*numbers, *one_hot]).astype(float)
+    seen, base = np.nan_to_num(seen, posinf=0, neginf=0), np.nan_to_num(base)
+    labels = [str(group) for group in groups]
+    known = sorted(set(labels))
+    dealt = dict(zip(known, np.random.default_rng(0).permutation(len(known)) % _FOLDS, strict=True))
+    fold, found = np.array([dealt[label] for label in labels]), np.full(len(labels), np.nan)
+    for part in range(_FOLDS):
+        train, test = kept & (fold != part), fold == part
+        model = ExtraTreesRegressor(300, min_samples_leaf=2, random_state=0)
+        model.fit(seen[train], (np.log(pool.measured_s) - base)[train])
+        found[test] = np.exp(base[test] + model.predict(seen[test]))
+    return found
+
+
+def _error(measured: MeasuredRuns, rows: Floats, predicted_s: Floats) -> str:
+    error = np.abs(predicted_s[rows] / measured.pool.measured_s[rows] - 1)
+    return f"{error.mean():.1%} / {np.median(error):.1%}"
+
+
+def _width(measured: MeasuredRuns, rows: Floats, predicted_s: Floats) -> str:
+    """Half of the distance between the fifth and the ninety-fifth percentile, as a factor."""
+    low, high = np.quantile(np.log(measured.pool.measured_s[rows] / predicted_s[rows]), (0.05, 0.95))
+    return f"x{np.exp((high - low) / 2):.2f}"
+
+
+def _configuration(measured: MeasuredRuns, row: int) -> Hashable:
+    run = measured.runs[row]
+    return (measured.pool.cells[row], run.strategy, run.prompt_tokens, run.output_tokens, str(run.speculation))
+
+
+def _engine_and_model(measured: MeasuredRuns, row: int) -> Hashable:
+    cell = measured.pool.cells[row]
+    return (cell.family, cell.model)
+
+
+def _layout(measured: MeasuredRuns, row: int) -> Hashable:
+    run, cell = measured.runs[row], measured.pool.cells[row]
+    strategy = run.strategy
+    return (cell, strategy.tp, strategy.dp, strategy.ep)
+
+
+def _repeats(measured: MeasuredRuns, rows: Floats) -> str:
+    """How far runs of one configuration lie apart, whatever their dates."""
+    at, apart = np.flatnonzero(rows), list[float]()
+    for same in rows_by([repr(_configuration(measured, int(row))) for row in at]).values():
+        logs = np.log(measured.pool.measured_s[at[same]])
+        apart += [abs(float(logs[i] - logs[j])) for i in range(len(logs)) for j in range(i)]
+    if not apart:
+        return "none"
+    return f"{len(apart)}, {np.median(apart):.1%}, {np.mean(apart):.1%}"
+
+
+def _scaled(
+    measured: MeasuredRuns, rows: Floats, predicted_s: Floats, key: Callable[[MeasuredRuns, int], Hashable]
+) -> list[str]:
+    """Errors after five random runs of each group have scaled the rest, and after the factor that is best of all."""
+    at, rng = np.flatnonzero(rows), np.random.default_rng(0)
+    logs = np.log(measured.pool.measured_s / predicted_s)
+    few, best = list[float](), list[float]()
+    for same in rows_by([repr(key(measured, int(row))) for row in at]).values():
+        own = logs[at[same]]
+        if len(own) <= _RUNS:
+            continue
+        tried = np.linspace(own.min(), own.max(), 200)
+        ideal = min(tried, key=lambda shift: float(np.abs(np.exp(shift - own) - 1).mean()))
+        best += np.abs(np.exp(ideal - own) - 1).tolist()
+        for _ in range(max(1, _DRAWS // len(own))):
+            drawn = rng.permutation(len(own))
+            shift = own[drawn[:_RUNS]].mean() * _BETWEEN**2 / (_BETWEEN**2 + _WITHIN**2 / _RUNS)
+            few += np.abs(np.exp(shift - own[drawn[_RUNS:]]) - 1).tolist()
+    if not best:
+        return ["-", "-"]
+    return [f"{np.mean(few):.1%}", f"{np.mean(best):.1%} of {len(best)}"]
+
+
+if __name__ == "__main__":
+    main()
