@@ -229,7 +229,7 @@ def _choice_violations(
         message = f"{rank.axis}={rank.tp} does not divide {heads} heads ({', '.join(names)}{layers})"
         violations.append(Violation("heads", rank.tp, heads, message))
     if names := [name for name, cost in costs.items() if cost.broken == "tokens"]:
-        rows = min(token_rows(rank, rank.layer.op(name), choices[name]) for name in names)
+        rows = min(token_rows(rank, rank.layer.op_by_name[name], choices[name]) for name in names)
         message = f"{rows:g} tokens cannot be sharded over {rank.axis}={rank.tp} ({', '.join(names)}{layers})"
         violations.append(Violation("tokens", rank.tp, rows, message))
     if names := [name for name, cost in costs.items() if cost.broken == "unsupported"]:

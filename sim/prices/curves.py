@@ -217,6 +217,8 @@ class Curves:
         self.carried_over = carried_over
         beside, errors = calibration.rest, (uncalibrated, extrapolated, carried_over)
         self.rest = None if beside is None else Curves(beside, engine, all_reduce, *errors)
+        self._libraries = all_reduce_libraries(all_reduce)
+        self._newest = newest_series(calibration.series, SUMMED_AS.get(all_reduce))
         self._series_of = lru_cache(maxsize=None)(self._find)
         self._trusted = lru_cache(maxsize=None)(self._find_trusted)
 
@@ -359,17 +361,16 @@ class Curves:
         message_bytes = tensor_bytes / degree if kind == "all_to_all" else tensor_bytes
         if kind == "all_reduce" and self.all_reduce in SUMMED_AS:
             return self._by_algorithm(degree, message_bytes)
-        libraries = all_reduce_libraries(self.all_reduce) if kind == "all_reduce" else ("nccl",)
+        libraries = self._libraries if kind == "all_reduce" else ("nccl",)
         found = [self._collective_of(library, _KINDS.get(kind, kind), degree, message_bytes) for library in libraries]
         return min([priced for priced in found if priced], default=None)  # by time
 
     def _by_algorithm(self, degree: int, message_bytes: float) -> PricedKernel | None:
         """NCCL's all-reduce of the format that it sums by one algorithm, or at best by that; see `SUMMED_AS`."""
-        newest = newest_series(self.calibration.series, SUMMED_AS[self.all_reduce])
-        if newest is None:
+        if self._newest is None:
             return self.rest._by_algorithm(degree, message_bytes) if self.rest else None
-        time_us = self.calibration.collective_us(newest, "all_reduce", degree, message_bytes)
-        found = self._priced(newest, time_us, (message_bytes, degree), "")
+        time_us = self.calibration.collective_us(self._newest, "all_reduce", degree, message_bytes)
+        found = self._priced(self._newest, time_us, (message_bytes, degree), "")
         return found._replace(algorithm=f"{self.all_reduce}, measured")
 
     def _collective_of(self, library: str, name: str, degree: int, message_bytes: float) -> PricedKernel | None:

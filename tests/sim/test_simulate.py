@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import statistics
+import sys
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -541,3 +546,34 @@ def test_a_broken_divisor_counts_as_a_factor_of_e_and_what_is_feasible_as_none()
     assert Violation("layers", 96, 48, "pp=96 stages share 48 layers").excess == pytest.approx(math.log(2))
     assert Violation("gpus", 2048, 1024, "").excess == pytest.approx(math.log(2))
     assert Violation("hbm", math.inf, 1, "").excess == Violation("tokens", 8, 0, "").excess == 1.0
+
+
+def modules_visited(workload: Workload, strategy: Strategy) -> list[str]:
+    """The module of each call of a function of the simulator, in order."""
+    seen: list[str] = []
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        module = str(frame.f_globals.get("__name__"))
+        if event == "call" and module.startswith("sim."):
+            seen.append(module)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    evaluate(workload, strategy)
+    sys.setprofile(before)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["gpt_moe_1_2t_16k", "llama_3_1_405b_8k"])
+def test_degrees_never_seen_are_evaluated_by_25_modules_and_600_switches_between_them(name: str) -> None:
+    """The median of what follows the first forty; calls are counted, which no machine changes."""
+    workload, rng = WORKLOADS[name], np.random.default_rng(0)
+    tables, ops = workload.degrees, len(op_names(workload.model))
+    degrees = list(itertools.product(tables.tp, tables.ep, tables.batch))
+    drawn = [degrees[at] for at in rng.permutation(len(degrees))[:70]]
+    cold = [Strategy(tp, ep, 1, batch, tuple(rng.integers(3, size=ops).tolist())) for tp, ep, batch in drawn]
+    for strategy in cold[:40]:
+        evaluate(workload, strategy)
+    visits = [modules_visited(workload, strategy) for strategy in cold[40:]]
+    assert statistics.median(len(set(each)) for each in visits) <= 25
+    assert max(sum(one != other for one, other in itertools.pairwise(each)) for each in visits) <= 600
