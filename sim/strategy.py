@@ -15,11 +15,29 @@ TOKENS, GATHERED_TOKENS, GATHERED = 3, 4, 5
 same with weights that are sharded at rest and gathered at use; replicated, with weights gathered at use."""
 FIRST_DECLARED = 6
 """Numbers from here on belong to choices that users declare: see `sim.layers.choices.declare_choice`."""
-GRID = (16, 17)
+GRID = tuple(range(16, 24))
 """Choices of the two-dimensional space: both dims of the op, dim 0 over the outer and dim 1 over the inner sub-axis of
-tp; or dim 1 over the outer one. Declared choices lie below. [assumed] ten of one op are plenty."""
-MOST_CHOICES = 18
+tp; or dim 1 over the outer one; a pair for each of `INNER_RANKS`. Declared choices lie below. [assumed] ten of one op
+are plenty."""
+INNER_RANKS = (2, 4, 8, 16)
+"""GPUs of the inner sub-axis, b of tp = a x b. With both orders of the dims, every pair of degrees up to tp = 512."""
+MOST_CHOICES = 24
 """All numbers lie below."""
+
+
+def grid_choices(inner_ranks: int) -> tuple[int, int]:
+    """The two choices of both dims over sub-axes, of which the inner one has so many GPUs.
+
+    >>> grid_choices(2), grid_choices(8), inner_ranks_of(21)
+    ((16, 17), (20, 21), 8)
+    """
+    first = GRID[2 * INNER_RANKS.index(inner_ranks)]
+    return first, first + 1
+
+
+def inner_ranks_of(choice: int) -> int:
+    """GPUs of the inner sub-axis under a choice of both dims."""
+    return INNER_RANKS[(choice - GRID[0]) // 2]
 
 
 VOCABULARY_OPS: tuple[str, ...] = ("embedding", "lm_head", "sampling")

@@ -174,6 +174,7 @@ class Workload:
         expert_exchange: See `ExpertExchange`.
         redundant_experts: Copies of experts that each layer holds besides, for balance (EPLB).
         two_batch_overlap: Whether half batches overlap, one's way to the experts and back with the other's work.
+        tp_inner: In the two-dimensional space, GPUs of the inner sub-axis of tp: one of `sim.strategy.INNER_RANKS`.
         overlap_parts: Most parts in which an operator's batch is cut, one's communication behind the work on the next;
             1: nothing is hidden. See `sim.step.operator_pipelines`.
         deepep_mode: Which kernels send tokens to their experts; see `DeepepMode`.
@@ -212,6 +213,7 @@ class Workload:
     speculation: Speculation | None = None
     redundant_experts: int = 0
     two_batch_overlap: bool = False
+    tp_inner: int = 2
     overlap_parts: int = 1
     deepep_mode: DeepepMode = "auto"
     stage_layers: tuple[int, ...] = ()

@@ -21,6 +21,7 @@ from sim.optimum.spaces import space_of
 from sim.precision import slow_precision
 from sim.replay.goodput import Goodput, evaluate_in_phase, goodput
 from sim.serving.phases import phase_of
+from sim.sharding.grid import USUAL_RANKS
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -165,6 +166,7 @@ def workload_dict(workload: Workload, question: Question) -> JsonObject:
         "redundant_experts": workload.redundant_experts,
         "expert_exchange": workload.expert_exchange,
         "two_batch_overlap": workload.two_batch_overlap,
+        **({"tp_inner": workload.tp_inner} if workload.tp_inner != USUAL_RANKS else {}),
         **({"overlap_parts": workload.overlap_parts} if workload.overlap_parts > 1 else {}),
         **({"all_reduce": question.all_reduce} if question.all_reduce else {}),
         **{name: True for name in ("fp8_gather", "merge_gathers") if getattr(workload.hardware, name)},

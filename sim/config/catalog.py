@@ -48,7 +48,7 @@ from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, Engine, cell_of, times_of
 from sim.prices.hardware import EngineName, Hardware
 from sim.serving.acceptance import ASSUMED_SPREAD, MEASURED_MODEL, MEASURED_SPREAD, accepted_drafts
-from sim.workload import OWN_SPACES, BatchGrid, OpenLoop, Precisions, SpaceName, Speculation, Workload
+from sim.workload import OWN_SPACES, TWO_DIMENSIONAL, BatchGrid, OpenLoop, Precisions, SpaceName, Speculation, Workload
 
 
 def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) -> Calibration:
@@ -472,6 +472,7 @@ def assembled(
         speculation=speculation,
         redundant_experts=copies,
         two_batch_overlap=file.two_batch_overlap,
+        tp_inner=file.tp_inner,
         overlap_parts=file.overlap_parts,
         stage_layers=_stage_layers(file, model),
         deepep_mode=file.deepep_mode,
@@ -530,6 +531,11 @@ def _check_no_engine_is_asked_for_more(file: WorkloadFile) -> None:
                 f"{name}: {why}, and {file.space!r} is an engine's space: name another one, such as 'joint', or leave "
                 f"{name} out"
             )
+    if file.tp_inner != 2 and file.space != TWO_DIMENSIONAL:
+        raise CatalogError(
+            f"tp_inner: sub-axes of tp are of the space {TWO_DIMENSIONAL!r}, got {file.tp_inner} in {file.space!r}: "
+            "name that space, or leave tp_inner out"
+        )
     if file.all_reduce and file.space not in OWN_SPACES:
         rules = engine_rules(file.space)
         known = tuple(dict.fromkeys((rules.kernels, *rules.all_reduces)))

@@ -221,6 +221,16 @@ class Question:
             rare=True,
         ),
     ] = None
+    tp_inner: Annotated[
+        Literal[2, 4, 8, 16] | None,
+        About(
+            "In the space two_dimensional, GPUs of the inner sub-axis of tp, b of tp = a x b: 2, 4, 8 or 16.",
+            "search",
+            "2",
+            "tp_inner",
+            rare=True,
+        ),
+    ] = None
     overlap_parts: Annotated[
         int | None,
         About(

@@ -53,6 +53,10 @@ def _is_one(value: object) -> bool:
     return value == 1
 
 
+def _is_two(value: object) -> bool:
+    return value == 2
+
+
 # What was added later is left out of digests where it is not given, so that older ones stay valid.
 MaybeWhole = Annotated[Whole, Field(exclude_if=is_nothing)]
 
@@ -502,6 +506,8 @@ class WorkloadFile(FileSchema):
     two_batch_overlap: Switch = False
     fp8_gather: Switch = False
     merge_gathers: Switch = False
+    # Pairs of neighbours: left out of digests, as it was before other splits were there.
+    tp_inner: Annotated[Literal[2, 4, 8, 16], Field(exclude_if=_is_two)] = 2  # GPUs of tp's inner sub-axis
     overlap_parts: Annotated[Count, Field(le=MOST_PARTS, exclude_if=_is_one)] = 1  # nothing is hidden
     deepep_mode: Annotated[DeepepMode, Field(exclude_if=_is_auto)] = "auto"
     # Shared out evenly: left out of digests, as it was before layers could be given.

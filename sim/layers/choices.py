@@ -20,11 +20,11 @@ from typing import Literal
 
 from sim.layers.declared import DeclaredChoice, DeclaredWork, declared_choices, keep_choice, next_number, withdraw
 from sim.layers.ops import FusedOp, Layer, Tensor, gathers_weight
-from sim.sharding.grid import GridShard, grid_of
+from sim.sharding.grid import USUAL_RANKS, GridShard, grid_of
 from sim.sharding.placement import PARTIAL, REPLICATE, Placement, PlacementError, Shard
 from sim.sharding.rule_check import prove
 from sim.sharding.rules import Operation, Rule, RunOp, label_rule, parse_rule, rules_of
-from sim.strategy import FIRST_DECLARED, GRID, NONE
+from sim.strategy import FIRST_DECLARED, GRID, NONE, inner_ranks_of
 
 HeldDim = Literal["rows", "columns", "neither"] | GridShard
 """What a GPU holds a share of: rows or columns of a matrix, or of both over two sub-axes."""
@@ -52,7 +52,8 @@ class OpRule:
 def rule(op: FusedOp, layer: Layer, choice: int) -> OpRule:
     """The rule behind a strategy's choice for an op: it shards a label, or replicates."""
     if choice in GRID:
-        return _op_rule(op, grid_rule(op.operation, *op.label(choice)), passes_partial=False)
+        picked = grid_rule(op.operation, *op.label(choice), inner_ranks_of(choice))
+        return _op_rule(op, picked, passes_partial=False)
     if choice >= FIRST_DECLARED:
         declared = declared_choices(op.key)[choice]
         return _op_rule(op, declared.rule, passes_partial=declared.sums_late)
@@ -66,7 +67,7 @@ def rule(op: FusedOp, layer: Layer, choice: int) -> OpRule:
     return _op_rule(op, picked, passes_partial=late)
 
 
-def grid_rule(operation: Operation, outer: str, inner: str) -> Rule:
+def grid_rule(operation: Operation, outer: str, inner: str, ranks: int = USUAL_RANKS) -> Rule:
     """The rule that shards one letter over the outer sub-axis and another over the inner one: one rule after the other.
 
     Of the pieces that the first leaves the second is right again. Communication inside is each one's own, on its
@@ -76,8 +77,8 @@ def grid_rule(operation: Operation, outer: str, inner: str) -> Rule:
         PlacementError: They shard a dim in common, or in no plain chunks.
     """
     first, second = (label_rule(operation, letter) for letter in (outer, inner))
-    inputs = tuple(map(grid_of, first.inputs, second.inputs))
-    return Rule(inputs, grid_of(first.output, second.output))
+    inputs = tuple(grid_of(*each, ranks) for each in zip(first.inputs, second.inputs, strict=True))
+    return Rule(inputs, grid_of(first.output, second.output, ranks))
 
 
 @lru_cache(maxsize=256)

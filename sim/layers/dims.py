@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sim.layers.choices import has_grid
 from sim.layers.ops import FusedOp
 from sim.ops.layers import layer_of, layer_ops, op_names
-from sim.strategy import FIRST_DECLARED, GRID
+from sim.strategy import FIRST_DECLARED, grid_choices
 from sim.workload import TWO_DIMENSIONAL, Workload
 
 
@@ -21,30 +21,31 @@ class Dim(NamedTuple):
         op: The op; of several groups that share the choice, that with experts.
         groups: Indices of the groups that it decides for.
         declared: Whether choices that somebody declared for the op are there: the op is the same in all groups.
-        grid: Whether it may shard two dims over two sub-axes.
+        grid: Choices that shard two dims over two sub-axes; none outside the two-dimensional space.
     """
 
     name: str
     op: FusedOp
     groups: tuple[int, ...]
     declared: bool = True
-    grid: bool = False
+    grid: tuple[int, ...] = ()
 
     @property
     def choices(self) -> tuple[int, ...]:
         """Values in the extended space, declared ones behind, then those of the two-dimensional one."""
         found = tuple(choice for choice in self.op.choices if choice < FIRST_DECLARED or self.declared)
-        return (*found, *GRID) if self.grid else found
+        return (*found, *self.grid)
 
 
 @lru_cache(maxsize=64)
 def dims_of(workload: Workload) -> tuple[Dim, ...]:
     """The entries of `Strategy.dims`, in order."""
-    groups, grid = workload.model.groups, workload.space == TWO_DIMENSIONAL
+    groups = workload.model.groups
+    grid = grid_choices(workload.tp_inner) if workload.space == TWO_DIMENSIONAL else ()
     layers = [layer_of(group) for group in groups]
     if workload.groups == "own" and len(groups) > 1:
         return tuple(
-            Dim(f"{group.name}.{op.name}", op, (index,), grid=grid and has_grid(op))
+            Dim(f"{group.name}.{op.name}", op, (index,), grid=grid if has_grid(op) else ())
             for index, (group, layer) in enumerate(zip(groups, layers, strict=True))
             for op in layer.ops
         )
@@ -52,7 +53,7 @@ def dims_of(workload: Workload) -> tuple[Dim, ...]:
     for op in layer_ops(workload.model).ops:
         having = tuple(index for index, layer in enumerate(layers) if op.name in layer.op_by_name)
         alike = all(layers[index].op(op.name).key == op.key for index in having)
-        found.append(Dim(op.name, op, having, alike, grid and has_grid(op)))
+        found.append(Dim(op.name, op, having, alike, grid if has_grid(op) else ()))
     return tuple(found)
 
 

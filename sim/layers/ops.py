@@ -147,7 +147,7 @@ class FusedOp:
         if choice in (NONE, GATHERED):
             return ""
         if choice in GRID:
-            return "".join(self.labels if choice == GRID[0] else reversed(self.labels))
+            return "".join(self.labels if choice % 2 == 0 else reversed(self.labels))
         if choice >= FIRST_DECLARED:
             return declared_choices(self.key)[choice].label
         if choice in (TOKENS, GATHERED_TOKENS):

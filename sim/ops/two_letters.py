@@ -1,4 +1,4 @@
-"""A fused op that shards two of its letters over two sub-axes of the group, tp = a x 2: what it does on one GPU.
+"""A fused op that shards two of its letters over two sub-axes of the group, tp = a x b: what it does on one GPU.
 
 Over a letter's sub-axis the op is that of a smaller model, or of fewer tokens: one letter is always tokens or hidden,
 and the op of a part of them is sharded over the other letter as over a group of its own.
@@ -14,6 +14,7 @@ from sim.layers.ops import FusedOp
 from sim.ops.rank import Rank, Work
 from sim.prices.mesh import group
 from sim.sharding.grid import sub_degrees
+from sim.strategy import inner_ranks_of
 from sim.workload import Workload
 
 _TOKENS, _HIDDEN = "tc", "d"
@@ -21,7 +22,7 @@ _TOKENS, _HIDDEN = "tc", "d"
 
 def grid_letters(op: FusedOp, choice: int, tp: int) -> tuple[tuple[str, int], tuple[str, int]]:
     """The letter and the degree of the outer sub-axis, then of the inner one."""
-    (outer, inner), (ranks, neighbours) = op.label(choice), sub_degrees(tp)
+    (outer, inner), (ranks, neighbours) = op.label(choice), sub_degrees(tp, inner_ranks_of(choice))
     return (outer, ranks), (inner, neighbours)
 
 

@@ -46,7 +46,6 @@ from sim.strategy import (
     FIRST_DECLARED,
     GATHERED,
     GATHERED_TOKENS,
-    GRID,
     NONE,
     TOKENS,
     VOCABULARY_OPS,
@@ -287,13 +286,13 @@ def joint_space(workload: Workload) -> Space:
 
 
 def two_dimensional_space(workload: Workload) -> Space:
-    """The joint space, in which an op may also shard both its dims, over two sub-axes of tp = a x 2.
+    """The joint space, in which an op may also shard both its dims, over two sub-axes of tp = a x b.
 
-    Of the op that leaves the residual stream to the next layer both dims, too.
+    b is the workload's `tp_inner`. Of the op that leaves the residual stream to the next layer both dims, too.
     """
     workload = in_space(workload, TWO_DIMENSIONAL)
     joint = joint_space(workload)
-    choices = {dim.name: joint.choices[dim.name] + (GRID if dim.grid else ()) for dim in dims_of(workload)}
+    choices = {dim.name: joint.choices[dim.name] + dim.grid for dim in dims_of(workload)}
     return replace(joint, choices=choices)
 
 

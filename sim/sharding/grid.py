@@ -1,10 +1,10 @@
-"""Two dims of a tensor over two sub-axes of one mesh axis: its n ranks as n/2 outer ones times 2 inner ones.
+"""Two dims of a tensor over two sub-axes of one mesh axis: its n ranks as n/b outer ones times b inner neighbours.
 
 >>> import numpy as np
 >>> [piece.tolist() for piece in GridShard(0, 1).split(np.arange(4).reshape(2, 2), 4)]
 [[[0]], [[1]], [[2]], [[3]]]
 >>> str(GridShard(0, SUM)), grid_of(Shard(1), REPLICATE)
-('G(0,-2)', GridShard(outer=1, inner=-1))
+('G(0,-2,2)', GridShard(outer=1, inner=-1, ranks=2))
 """
 
 from __future__ import annotations
@@ -26,33 +26,34 @@ from sim.sharding.placement import (
     register_placement,
 )
 
-INNER_RANKS = 2
-"""Neighbouring ranks of the inner sub-axis; 1 where they do not divide the axis."""
+USUAL_RANKS = 2
+"""Neighbouring ranks of the inner sub-axis."""
 WHOLE, SUM = -1, -2
 """In place of a dim: nothing is sharded over the sub-axis, or it has the parts of a sum."""
 
 
-def sub_degrees(degree: int) -> tuple[int, int]:
-    """Ranks of the outer and of the inner sub-axis.
+def sub_degrees(degree: int, ranks: int = USUAL_RANKS) -> tuple[int, int]:
+    """Ranks of the outer and of the inner sub-axis; where so many do not divide the axis, as many of them as do.
 
-    >>> sub_degrees(8), sub_degrees(3), sub_degrees(2)
-    ((4, 2), (3, 1), (1, 2))
+    >>> sub_degrees(8), sub_degrees(3), sub_degrees(2), sub_degrees(16, 4), sub_degrees(2, 4)
+    ((4, 2), (3, 1), (1, 2), (4, 4), (1, 2))
     """
-    inner = math.gcd(degree, INNER_RANKS)
+    inner = math.gcd(degree, ranks)
     return degree // inner, inner
 
 
 @register_placement
 @dataclass(frozen=True, slots=True)
 class GridShard(Placement):
-    """A placement over each of two sub-axes, the outer one first: dims, or `WHOLE` or `SUM`."""
+    """A placement over each of two sub-axes, outer one first: a dim, `WHOLE` or `SUM`; and the inner one's ranks."""
 
     code = "G"
     outer: int
     inner: int
+    ranks: int = USUAL_RANKS
 
     def __post_init__(self) -> None:
-        if min(self.outer, self.inner) < SUM or (self.outer == self.inner and self.outer >= 0):
+        if min(self.outer, self.inner) < SUM or (self.outer == self.inner and self.outer >= 0) or self.ranks < 1:
             raise PlacementError(
                 f"expected two dims, {WHOLE} for none or {SUM} for a sum, got {self.outer}, {self.inner}"
             )
@@ -74,13 +75,13 @@ class GridShard(Placement):
 
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
-        (outer, inner), (ranks, neighbours) = self.layout, sub_degrees(degree)
+        (outer, inner), (ranks, neighbours) = self.layout, sub_degrees(degree, self.ranks)
         pieces = outer.split(tensor, ranks, rng)
         return [each for piece in pieces for each in inner.split(piece, neighbours, rng)]
 
     @override
     def assemble(self, pieces: Sequence[Array]) -> Array:
-        (outer, inner), (_, neighbours) = self.layout, sub_degrees(len(pieces))
+        (outer, inner), (_, neighbours) = self.layout, sub_degrees(len(pieces), self.ranks)
         rows = [pieces[at : at + neighbours] for at in range(0, len(pieces), neighbours)]
         return outer.assemble([inner.assemble(row) for row in rows])
 
@@ -91,7 +92,7 @@ class GridShard(Placement):
         return (max((piece.shape for piece in self.split(np.broadcast_to(0.0, shape), degree)), key=math.prod),)
 
 
-def grid_of(outer: Placement, inner: Placement) -> Placement:
+def grid_of(outer: Placement, inner: Placement, ranks: int = USUAL_RANKS) -> Placement:
     """Placements on both sub-axes as one; whole on both, or parts on both, is what it is on one axis.
 
     Raises:
@@ -99,7 +100,7 @@ def grid_of(outer: Placement, inner: Placement) -> Placement:
     """
     if outer == inner and not isinstance(outer, Shard):
         return outer
-    return GridShard(_code(outer), _code(inner))
+    return GridShard(_code(outer), _code(inner), ranks)
 
 
 def lifted(placement: Placement) -> tuple[Placement, Placement] | None:

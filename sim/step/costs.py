@@ -149,6 +149,7 @@ class Move(NamedTuple):
         tensor: What is moved.
         by_heads: Whether heads are sharded, which take the KV heads they share with other GPUs along.
         route: Where it lies and shall lie on two sub-axes, where one of the two is on them.
+        inner_ranks: GPUs of the inner one.
         late: Whether it sums what the layer's last op leaves, as that op's own sum over copies of the tokens does.
     """
 
@@ -157,6 +158,7 @@ class Move(NamedTuple):
     by_heads: bool = False
     late: bool = False
     route: tuple[Layout, Layout] | None = None
+    inner_ranks: int = 1
 
     def tensor_bytes(self, rank: Rank) -> float:
         """V of the redistribution table."""
@@ -195,13 +197,15 @@ def moves(layer: Layer, tensor: Tensor, choices: tuple[int, ...], into: Layer | 
 
 def _over_sub_axes(tensor: Tensor, source: Placement, targets: Sequence[Placement]) -> Iterator[Move | None]:
     """What is moved for one reader is not moved again, nor is a piece of it."""
+    ranks = next(each.ranks for each in (source, *targets) if isinstance(each, GridShard))
     for index, target in enumerate(targets):
         known = target in targets[:index] or (target != REPLICATE and REPLICATE in targets)
         ends = lifted(source), lifted(target)
         if known or source == target or ends[0] is None or ends[1] is None:
             yield None
         else:
-            yield Move("route", tensor, route=(_as_matrix(tensor, ends[0]), _as_matrix(tensor, ends[1])))
+            route = _as_matrix(tensor, ends[0]), _as_matrix(tensor, ends[1])
+            yield Move("route", tensor, route=route, inner_ranks=ranks)
 
 
 def _as_matrix(tensor: Tensor, layout: Layout) -> Layout:
@@ -212,7 +216,7 @@ def _as_matrix(tensor: Tensor, layout: Layout) -> Layout:
 
 def _routed(rank: Rank, move: Move) -> tuple[Collective, ...]:
     """The fastest route on the sub-axes of the group."""
-    outer, inner = sub_degrees(rank.tp)
+    outer, inner = sub_degrees(rank.tp, move.inner_ranks)
     assert move.route is not None
     if rank.tp == 1:
         return ()

@@ -294,6 +294,7 @@ CHANGES: dict[str, Any] = {
     "redundant_experts": 8,
     "two_batch_overlap": True,
     "overlap_parts": 4,
+    "tp_inner": 4,
     "all_reduce": "nccl",
     "fp8_gather": True,
     "merge_gathers": True,
@@ -315,6 +316,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "draft_tokens": {"acceptance": "0.8", "draft": "ngram"},
     "two_batch_overlap": {"expert_exchange": "all_to_all"},
     "overlap_parts": {"engine": "none", "phase": "decode"},
+    "tp_inner": {"engine": "none", "phase": "decode", "space": "two_dimensional"},
     "fp8_gather": {"engine": "none", "phase": "decode"},
     "merge_gathers": {"engine": "none", "phase": "decode"},
 }
