@@ -474,7 +474,7 @@ def assembled(
         two_batch_overlap=file.two_batch_overlap,
         tp_inner=file.tp_inner,
         overlap_parts=file.overlap_parts,
-        stage_layers=_stage_layers(file, model),
+        stage_layers=_stage_layers(file, model, rules if file.space not in OWN_SPACES else None),
         deepep_mode=file.deepep_mode,
         open_loop=OpenLoop(**file.open_loop.model_dump()) if file.open_loop else OpenLoop(),
     )
@@ -550,9 +550,14 @@ def _check_no_engine_is_asked_for_more(file: WorkloadFile) -> None:
         )
 
 
-def _stage_layers(file: WorkloadFile, model: Model) -> tuple[int, ...]:
+def _stage_layers(file: WorkloadFile, model: Model, rules: EngineRules | None) -> tuple[int, ...]:
     """Layers of each pipeline stage; none where they are shared out evenly. Raises: CatalogError."""
     counts = tuple(int(text) for text in file.stage_layers.split(",") if text)
+    if counts and rules is not None and not rules.cuts_stages:
+        raise CatalogError(
+            f"stage_layers: {rules.title} cannot be told how many layers each stage has: leave it out, or name another "
+            "space, such as 'joint'"
+        )
     if counts and (min(counts) < 1 or sum(counts) != model.layers):
         raise CatalogError(
             f"stage_layers: expected layers of each stage, 1 or more, {model.layers} together, got {file.stage_layers} "

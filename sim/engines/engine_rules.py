@@ -81,6 +81,7 @@ class EngineRules:
         scheduler: What its steps hold by default on a machine.
         disaggregates: Whether pools of its prompts and of its answers can send caches between them.
         all_reduces: What it can be told to use for all-reduces in place of its own.
+        cuts_stages: Whether it can be told how many layers each pipeline stage has.
     """
 
     name: str
@@ -100,6 +101,7 @@ class EngineRules:
     scheduler: Callable[[Hardware], SchedulerPolicy] = plain_scheduler
     disaggregates: bool = False
     all_reduces: tuple[AllReduce, ...] = ("nccl", *NCCL_ALGORITHMS)
+    cuts_stages: bool = False
 
     def of_version(self, version: EngineVersion | None) -> EngineRules:
         """These rules with what a version does otherwise."""

@@ -57,4 +57,5 @@ MEGATRON_CORE = EngineRules(
     # [published] run_inference_server.sh loads --bf16 checkpoints, and dynamic_context.py allocates the cache alike.
     weights=("bf16",),
     kv_cache=("bf16",),
+    cuts_stages=True,  # [published] --pipeline-model-parallel-layout
 )

@@ -87,4 +87,5 @@ SGLANG = EngineRules(
     overlaps_batches=True,  # [published] --enable-two-batch-overlap; off by default
     prompts_wait=True,  # [published] --enable-prefill-delayer, of 30 passes; off by default
     disaggregates=True,
+    cuts_stages=True,  # [published] SGLANG_PP_LAYER_PARTITION
 )

@@ -61,4 +61,5 @@ TRTLLM = EngineRules(
     prompts_wait=True,  # [published] attention_dp_config.enable_balance, timeout_iters 50; off by default
     disaggregates=True,
     all_reduces=("nccl", *NCCL_ALGORITHMS, *KERNEL_ALGORITHMS),  # [published] allreduce_strategy of llm_args.py
+    cuts_stages=True,  # [published] pp_partition of llm_args.py
 )

@@ -80,4 +80,5 @@ VLLM = EngineRules(
     overlaps_batches=True,  # [published] --enable-dbo; off by default
     scheduler=_scheduler,
     disaggregates=True,
+    cuts_stages=True,  # [published] VLLM_PP_LAYER_PARTITION
 )

@@ -249,10 +249,10 @@ def best_batch(workload: Workload, strategy: Strategy) -> int:
     return found.strategy.batch if found else space.batch[0]
 
 
-def layers_on(space: Space, mesh: Mesh, batch: int) -> tuple[Layers | None, Stack, Batching]:
+def layers_on(space: Space, mesh: Mesh, batch: int) -> tuple[Layers | None, list[Stack], Batching]:
     """Combinations of choices that can be the best on a mesh with a batch in some pipeline; None where none is allowed.
 
-    With them both sides of a GPU per group of layers, in the last kind of step, and what is in the steps.
+    With them both sides of a GPU per group of layers, in each kind of step, and what is in the steps.
     """
     return _Search(space, _Ranking()).whole_layers(mesh, batch)
 
@@ -572,11 +572,11 @@ class _Search:
             self._latest = (mesh, batch), layers_apart(units[0]) if len(units) == 1 else all_layers(units)
         return self._latest[1]
 
-    def whole_layers(self, mesh: Mesh, batch: int) -> tuple[Layers | None, Stack, Batching]:
+    def whole_layers(self, mesh: Mesh, batch: int) -> tuple[Layers | None, list[Stack], Batching]:
         """See `layers_on`."""
         start = self._start(mesh, batch)
         allowed = all(unit.allowed for unit in start.units)
-        return all_layers(start.units) if allowed else None, start.stacks[-1], start.state
+        return all_layers(start.units) if allowed else None, start.stacks, start.state
 
     # --- meshes ----------------------------------------------------------------------------------
 

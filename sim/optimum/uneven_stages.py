@@ -6,6 +6,9 @@ end, as Alpa's inter-operator pass does over the optimum of its intra-operator o
 All stages have equally many GPUs. They share the choices of one strategy, or each has the best of its own; then all
 leave and take the residual stream alike, so that nothing but the stream moves between two stages.
 
+An engine's plans have one choice per op, and its steps may be of two kinds, with prompts and without. Then the slowest
+stages of both are minimised together: of the first so many layers those ways are kept that no other beats in both.
+
 Meshes and ranges of batches are opened best bound first: however layers are shared out, all stages together take what
 one stage with all of them takes.
 """
@@ -17,6 +20,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,14 +67,26 @@ class UnevenStages:
 
 def check_stages_may_differ(space: Space) -> None:
     """Raises: ValueError where `best_stages` has no answer, and why."""
-    workload = space.workload
-    if phase_of(workload).mixes:
+    workload, phase = space.workload, phase_of(space.workload)
+    if space.engine is not None:
+        if not space.engine.cuts_stages:
+            raise ValueError(f"{space.engine.title} cannot be told how many layers each stage has")
+        if phase.replayed:
+            raise ValueError(
+                f"phase {workload.phase!r} is judged by replays: take 'serve', or give layers by stage_layers, which "
+                "every phase has"
+            )
+        return
+    if phase.mixes:
         raise ValueError(
             f"stages are balanced for one kind of step, and phase {workload.phase!r} has steps with prompts and without"
-            ": take phase 'decode' or 'prefill', or give layers by stage_layers, which every phase has"
+            ": take phase 'decode' or 'prefill', an engine's space, or give layers by stage_layers, which every phase "
+            "has"
         )
-    if space.engine is not None or space.vocabulary:
-        raise ValueError("expected a space that is a product of tables, such as 'joint' or 'extended', and no engine's")
+    if space.vocabulary:
+        raise ValueError(
+            f"stages share one way of embedding and LM head: expected another space than {workload.space!r}"
+        )
     if slower(workload).guarded:
         raise ValueError(f"stages are balanced as predicted: expected a confidence of 0.5, got {workload.confidence:g}")
 
@@ -79,21 +95,32 @@ def best_stages(space: Space, *, own_choices: bool = False) -> UnevenStages | No
     """The best pipeline of a space whose stages may have any number of layers; None where none is feasible.
 
     Args:
-        space: See `sim.optimum.spaces`; of a phase with one kind of step.
+        space: See `sim.optimum.spaces`; of a phase with one kind of step, or an engine's.
         own_choices: Whether each stage also has choices of its own; every tuple of degrees and batch is then opened, so
             the space should have few.
 
     Raises:
-        ValueError: Steps with prompts and steps without are mixed, limits are kept with confidence, or the space is no
-            product of tables.
+        ValueError: See `check_stages_may_differ`; or stages of an engine are to have choices of their own.
     """
     check_stages_may_differ(space)
-    workload = space.workload
+    if own_choices and space.engine is not None:
+        raise ValueError(f"{space.engine.title} shards all stages alike")
     best: UnevenStages | None = None
     reached = 0.0
     if not own_choices:  # equal stages are some of them
         equal = find_best(space).evaluation
         reached = equal.tokens_per_s_per_gpu * (1 - 1e-9) if equal else 0.0
+    for part in space.parts():
+        found = _best_of_part(part, reached, own_choices=own_choices)
+        if found:
+            best, reached = found, found.tokens_per_s_per_gpu
+    return best
+
+
+def _best_of_part(space: Space, reached: float, *, own_choices: bool) -> UnevenStages | None:
+    """The best pipeline of a product of tables that is better than what has been reached."""
+    workload = space.workload
+    best: UnevenStages | None = None
     heap = [(-math.inf, mesh, 0, len(space.batch) - 1) for mesh in space.meshes()]
     bounds = None if own_choices else Bounds(space)
     while heap:
@@ -105,11 +132,15 @@ def best_stages(space: Space, *, own_choices: bool = False) -> UnevenStages | No
             for ends in ((low, middle), (middle + 1, high)):
                 heapq.heappush(heap, (-_most(space, bounds, mesh, *ends), mesh, *ends))
             continue
-        layers, stack, state = layers_on(space, mesh, space.batch[low])
+        layers, stacks, state = layers_on(space, mesh, space.batch[low])
+        tp, cp, dp, ep = mesh
         for pp in space.stages(mesh) if layers else ():
-            tp, cp, dp, ep = mesh
             if layers and not degree_violations(workload, tp * cp * dp // ep, ep, pp):
-                found = _Pipelines(space, mesh, space.batch[low], layers, stack, state, own=own_choices).best(pp)
+                if space.engine is not None:
+                    found = _PlannedPipelines(space, mesh, space.batch[low], layers, stacks, state).best(pp, reached)
+                else:
+                    given = space, mesh, space.batch[low], layers, stacks[-1], state
+                    found = _Pipelines(*given, own=own_choices).best(pp)
                 if found and found.tokens_per_s_per_gpu > reached:
                     best, reached = found, found.tokens_per_s_per_gpu
     return best
@@ -231,3 +262,92 @@ class _Pipelines:
         order = np.lexsort((seconds, self._alike))
         first = order[np.unique(self._alike[order], return_index=True)[1]]
         return seconds[first], first
+
+
+class _Way(NamedTuple):
+    """How the first layers of a model may be shared out.
+
+    Attributes:
+        slowest_s: Seconds of the slowest stage so far, per kind of step.
+        ends: Where each stage ends.
+    """
+
+    slowest_s: tuple[float, ...]
+    ends: tuple[int, ...]
+
+
+class _PlannedPipelines:
+    """The pipelines of one mesh and batch under an engine's plan: one choice per op, one kind of step or two."""
+
+    def __init__(
+        self, space: Space, mesh: Mesh, batch: int, layers: Layers, stacks: Sequence[Stack], state: Batching
+    ) -> None:
+        self._space, self._workload, self._layers, self._state = space, space.workload, layers, state
+        self._mesh, self._batch, self._stacks = mesh, batch, stacks
+        self._known: dict[tuple[Stage, int], tuple[float, ...] | None] = {}
+
+    def best(self, pp: int, reached: float) -> UnevenStages | None:
+        """The best of so many stages, if it is better than what has been reached."""
+        layers, state = self._workload.model.layers, self._state.through(pp)
+        tp, cp, dp, ep = self._mesh
+        dims = self._layers.dims(0)
+        strategy = Strategy(tp, ep, pp, self._batch, dims, cp, None if (cp, dp) == (1, ep) else dp)
+
+        def rate(slowest_s: Sequence[float]) -> float:
+            return state.tokens * pp / (float(state.step_s(pp * slowest_s[0], pp * slowest_s[-1])) * strategy.gpus)
+
+        ways: dict[int, list[_Way]] = {0: [_Way((0.0,) * len(self._stacks), ())]}
+        for stage in range(pp):
+            further: dict[int, list[_Way]] = {}
+            for end in [layers] if stage == pp - 1 else range(stage + 1, layers - pp + stage + 2):
+                longer: list[_Way] = []
+                for start, before in ways.items():
+                    seconds = self._stage_s(start, end, pp) if start < end else None
+                    for way in before if seconds else ():
+                        slowest_s = tuple(map(max, way.slowest_s, seconds or ()))
+                        if rate(slowest_s) > reached:
+                            longer.append(_Way(slowest_s, (*way.ends, end)))
+                if longer:
+                    further[end] = _unbeaten(longer)
+            ways = further
+        for way in sorted(ways.get(layers, []), key=lambda way: -rate(way.slowest_s)):
+            counts = tuple(end - start for start, end in itertools.pairwise((0, *way.ends)))
+            found = evaluate(replace(self._workload, stage_layers=counts), strategy)
+            if found.feasible and found.tokens_per_s_per_gpu > reached:
+                own = found.tokens_per_s_per_gpu, found.tpot_s, found.ttft_s
+                return UnevenStages(strategy, counts, (dims,) * pp, *own)
+        return None
+
+    def _stage_s(self, start: int, end: int, pp: int) -> tuple[float, ...] | None:
+        """Seconds of a stage per kind of step; None where it has no room."""
+        stage = stage_between(self._workload, start, end, first=start == 0, last=end == self._workload.model.layers)
+        key = (stage, pp)
+        if key not in self._known:
+            self._known[key] = self._priced(stage, pp)
+        return self._known[key]
+
+    def _priced(self, stage: Stage, pp: int) -> tuple[float, ...] | None:
+        workload, figures = self._workload, self._layers.figures
+        held = list(figures.weight_bytes[:, 0]), list(figures.kv_bytes[:, 0]), float(figures.peak_bytes[0])
+        kinds = stage_bytes(workload, stage, pp, *held, base_of(self._stacks[-1]))
+        needed, allowed = room(workload, sum(kinds), kinds[1])
+        if needed > allowed:
+            return None
+        found: list[float] = []
+        for kind, stack in enumerate(self._stacks):
+            met = {pair: float(meetings_s(stack, self._layers, pair)[0]) for pair, _ in stage.meetings}
+            last = int(self._layers.end(end_group(stack), stack[end_group(stack)].experts.layer.stream.producer)[0])
+            ends = vocabulary_seconds(end_of(stack), pp, last)
+            found.append(float(stage_s(stage, figures.times_s[kind, :, 0].tolist(), met, ends)))
+        return tuple(found)
+
+
+def _unbeaten(ways: Sequence[_Way]) -> list[_Way]:
+    """Those whose slowest stages no other's match or undercut in every kind of step."""
+    kept: list[_Way] = []
+    least = math.inf
+    for way in sorted(ways):
+        if way.slowest_s[-1] < least:  # ascending in the first kind
+            kept.append(way)
+            least = way.slowest_s[-1]
+    return kept

@@ -281,7 +281,7 @@ def test_what_cannot_be_met_is_a_result() -> None:
     ("asked", "why"),
     [
         ({"phase": "serve", "engine": "none"}, "phase 'serve' has steps with prompts and without"),
-        ({"phase": "decode", "engine": "vllm"}, "no engine's"),
+        ({"phase": "traffic", "engine": "vllm"}, "phase 'traffic' is judged by replays"),
     ],
 )
 def test_stages_that_cannot_differ_are_refused_before_anything_is_searched(asked: dict[str, str], why: str) -> None:

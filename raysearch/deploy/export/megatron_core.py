@@ -61,6 +61,9 @@ def flags(deployment: Deployment) -> list[Flag]:
         ("--tensor-model-parallel-size", strategy.tp),
         ("--pipeline-model-parallel-size", strategy.pp),
     ]
+    if split := deployment.layer_partition:  # embedding, layers of each stage, LM head
+        layout = "|".join(f"t*{layers}" for layers in split.split(","))
+        options.append(("--pipeline-model-parallel-layout", f"E{layout},L"))
     if workload.model.is_moe:
         options += [
             ("--expert-model-parallel-size", strategy.ep),

@@ -48,6 +48,8 @@ def config(deployment: Deployment) -> JsonObject:
         "pipeline_parallel_size": strategy.pp,
         "enable_attention_dp": attention_dp,
     }
+    if split := deployment.layer_partition:
+        content["pp_partition"] = [int(layers) for layers in split.split(",")]
     if workload.prompt_wait_steps and attention_dp and phase_of(workload).mixes:
         waits = {"enable_balance": True, "timeout_iters": workload.prompt_wait_steps, "batching_wait_iters": 0}
         content["attention_dp_config"] = waits

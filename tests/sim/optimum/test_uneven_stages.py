@@ -12,8 +12,9 @@ import pytest
 from sim.batched import evaluate_many
 from sim.config.catalog import CatalogError
 from sim.config.question import Question
+from sim.engines.vllm import VLLM
 from sim.optimum.exact_search import find_best
-from sim.optimum.spaces import Space, joint_space
+from sim.optimum.spaces import Space, engine_space, joint_space, space_of
 from sim.optimum.uneven_stages import balanced_layers, best_stages
 from sim.serving.phases import batching
 from sim.simulate import evaluate
@@ -133,6 +134,48 @@ def test_stages_with_choices_of_their_own_are_those_of_brute_force() -> None:
     ends = list(itertools.accumulate(own.layers, initial=0))
     for dims, part in zip(own.dims, itertools.pairwise(ends), strict=True):
         assert stage_seconds(workload, Strategy(4, 2, 3, 96, dims), *part) <= best_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("engine", "phase", "tpot_s"), [("vllm", "serve", 1.0), ("sglang", "serve", 0.012), ("trtllm", "decode", 1.0)]
+)
+def test_the_best_split_of_an_engines_plans_is_that_of_brute_force(engine: str, phase: str, tpot_s: float) -> None:
+    """Steps with prompts and without, limits kept with a confidence, and memory; every split of every strategy."""
+    asked = dataclasses.replace(DEEPSEEK, engine=engine, phase=phase, gpus=16, confidence=0.9, ttft_ms=2000.0)
+    workload = few_layers(asked, (0, 1, 1, 1, 1, 1), hbm_bytes=30e9, tpot_slo_s=tpot_s)
+    space = dataclasses.replace(space_of(workload), tp=(1, 4), ep=(1, 4), pp=(1, 3), batch=(48, 160))
+    best, refused = 0.0, 0
+    runs = [
+        Strategy(tp, ep, pp, batch, part.only_dims, cp, dp)
+        for part in space.parts()
+        for tp, cp, dp, ep in part.meshes()
+        for pp, batch in itertools.product(part.stages((tp, cp, dp, ep)), part.batch)
+    ]
+    for counts in [(6,), *splits(6, 3)]:
+        found = evaluate_many(
+            dataclasses.replace(workload, stage_layers=counts), [each for each in runs if each.pp == len(counts)]
+        )
+        refused += int((~found.feasible).sum())
+        best = max(best, float((found.tokens_per_s_per_gpu * found.feasible).max()))
+    ours, equal = best_stages(space), find_best(space).evaluation
+    assert refused
+    if ours is None:
+        assert best == 0.0
+        return
+    assert ours.tokens_per_s_per_gpu == best
+    assert equal is None or ours.tokens_per_s_per_gpu >= equal.tokens_per_s_per_gpu
+    assert ours.evaluated(workload).tokens_per_s_per_gpu == best
+
+
+def test_an_engine_that_shares_layers_out_by_itself_is_named() -> None:
+    workload = dataclasses.replace(DEEPSEEK, engine="vllm", phase="serve").load()
+    alone = dataclasses.replace(engine_space(workload, VLLM), engine=dataclasses.replace(VLLM, cuts_stages=False))
+    with pytest.raises(ValueError, match="vLLM cannot be told how many layers each stage has"):
+        best_stages(alone)
+    with pytest.raises(ValueError, match="vLLM shards all stages alike"):
+        best_stages(engine_space(workload, VLLM), own_choices=True)
+    with pytest.raises(ValueError, match="phase 'traffic' is judged by replays: take 'serve'"):
+        best_stages(engine_space(dataclasses.replace(DEEPSEEK, engine="vllm", phase="traffic").load(), VLLM))
 
 
 def test_one_stage_and_equal_layers_are_as_before() -> None:

@@ -150,6 +150,13 @@ def test_prompts_that_wait_for_each_other_are_told_to_engines_that_can() -> None
     assert "was priced for the bare machine" in " ".join(exporter("vllm")(own).notes)
 
 
+def test_stages_of_unequal_depth_are_a_list_or_a_layout_elsewhere() -> None:
+    workload = served("qwen3_235b_a22b")  # 94 layers
+    deployment = Deployment(workload, Strategy(8, 1, 4, 64, megatron_dims(workload.model)), "org/model")
+    assert yaml.safe_load(exporter("trtllm")(deployment).files["config.yaml"])["pp_partition"] == [23, 24, 24, 23]
+    assert "--pipeline-model-parallel-layout 'Et*23|t*24|t*24|t*23,L'" in exporter("megatron")(deployment).command_text
+
+
 @pytest.mark.parametrize("target", ["vllm", "sglang"])
 def test_stages_of_unequal_depth_have_the_layers_that_they_were_priced_with(target: str) -> None:
     workload = served("qwen3_235b_a22b")  # 94 layers
