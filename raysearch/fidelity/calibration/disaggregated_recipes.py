@@ -73,7 +73,7 @@ _AS_FAST = 1.03
 """[assumed] Ratio of times per token within which runs repeat one deployment: repeats differ by 0.5 % (median)."""
 
 
-def told_apart(rows: Sequence[JsonFields]) -> list[Recipe | None]:
+def recipes_by_time(rows: Sequence[JsonFields]) -> list[Recipe | None]:
     """[rows] the deployment of each row that fits several, where the rows themselves say which one it is.
 
     Where as many different times were measured as deployments are published, and of any two deployments one drafts or
@@ -130,7 +130,7 @@ def completed(row: JsonFields, recipe: Recipe | None = None) -> dict[str, Any] |
 
     Args:
         row: By column.
-        recipe: Its deployment, where `told_apart` knows it.
+        recipe: Its deployment, where `recipes_by_time` knows it.
 
     Returns:
         The row with `draft_tokens` beside its columns; or why it cannot be priced: there are several, which differ.

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped, disagg_worker
-from raysearch.fidelity.calibration.disaggregated_recipes import Recipe, completed, told_apart
+from raysearch.fidelity.calibration.disaggregated_recipes import Recipe, completed, recipes_by_time
 from raysearch.fidelity.calibration.engines import engine_times
 from raysearch.fidelity.calibration.serving_fit import numbers_of, records
 from raysearch.fidelity.validation.error_figures import figures
@@ -190,7 +190,7 @@ def compare_disaggregated(frame: pd.DataFrame, calibration: Calibration, machine
     skipped: dict[str, list[str]] = {}
     reread: dict[str, list[str]] = {}
     every = records(rows)
-    for number, (row, recipe) in enumerate(zip(every, told_apart(every), strict=True)):
+    for number, (row, recipe) in enumerate(zip(every, recipes_by_time(every), strict=True)):
         pair, name = pair_of(row, recipe), str(row["id"])
         found = pair if isinstance(pair, Skipped) else predict_pair(pair, calibration, machine)
         if isinstance(found, Skipped):

@@ -25,7 +25,7 @@ from raysearch.fidelity.calibration.deployments import (
     known_model,
     strategy_of_run,
 )
-from raysearch.fidelity.calibration.disaggregated_recipes import completed, recipes, told_apart
+from raysearch.fidelity.calibration.disaggregated_recipes import completed, recipes, recipes_by_time
 from raysearch.fidelity.calibration.engines import Steps, engine_times, fit_engine, held_out_times, shapes_of, steps_of
 from raysearch.fidelity.calibration.measured_tables import read_table
 from raysearch.fidelity.calibration.serving_fit import agg_runs, fit_serving, read_serving_runs
@@ -926,12 +926,12 @@ def test_rows_tell_two_deployments_apart_where_both_were_measured() -> None:
         OPEN | {"concurrency": requests, "silicon_tpot_ms": time_ms}
         for requests, time_ms in ((144.0, 9.0), (144.0, 9.04), (144.0, 5.5), (36.0, 7.0))
     )
-    found = told_apart([slow, quick, again, alone])
+    found = recipes_by_time([slow, quick, again, alone])
     assert [each and each.draft_tokens > 0 for each in found] == [False, True, False, None]
     row = completed(quick, found[1])
     assert isinstance(row, dict)
     assert row["draft_tokens"] == 3
-    assert told_apart([slow, again]) == [None, None]  # which of the two was measured is not known
+    assert recipes_by_time([slow, again]) == [None, None]  # which of the two was measured is not known
 
 
 def test_a_release_has_the_deployments_of_its_own_time() -> None:
