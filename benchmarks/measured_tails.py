@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from raysearch.base.progress import stepping
-from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet, DisaggregatedFleet, handover_of
+from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet, DisaggregatedFleet
 from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun
 from raysearch.fidelity.calibration.engines import engine_times
 from raysearch.fidelity.calibration.inferencex_results import (
@@ -38,7 +38,7 @@ from sim.config.catalog import load_calibrated, load_machine
 from sim.prices.calibration import Calibration
 from sim.replay.replica import Deployed
 from sim.replay.requests import Lengths, Requests
-from sim.replay.two_pools import TwoPools
+from sim.replay.two_pools import TwoPools, handover_of
 from sim.strategy import Strategy
 from sim.workload import Workload
 

@@ -118,6 +118,11 @@ class Actions(MultiDiscrete):
         folded = np.array(actions, np.int64)
         for part in self._parts:
             part.write(part.index(folded), folded)
+        if self.place("prefills") is not None:  # which kind, and chunks, matter with it or without it alone
+            split = self._values("prefills", folded, 0) > 0
+            for name, idle in (("prefill", ~split), ("chunk_tokens", split)):
+                if (place := self.place(name)) is not None:
+                    folded[..., place] = np.where(idle, 0, folded[..., place])
         declared = (self._choices & (folded >= self._declared)).any(-1)
         return np.where((self._alone(folded) & ~declared)[..., None] & self._choices, self._none, folded)
 

@@ -7,13 +7,19 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envs.chain import chained_line
+from sim.strategy import ReplicaSet
 
 if TYPE_CHECKING:
     from sim.evaluation import Evaluation
     from sim.strategy import Strategy
 
 
-_DIMS = re.compile(r"[0-9]{1,2}(?:,[0-9]{1,2})*(?:;cp=[1-9][0-9]{0,9};dp=[1-9][0-9]{0,9})?")
+_MESH = r"(?:;cp=[1-9][0-9]{0,9};dp=[1-9][0-9]{0,9})?"
+_PREFILL = r"(?:,(?P<prefill>[0-9]{1,10}(?:\.[0-9]{1,10}){6,4096}))?"
+_DIMS = re.compile(
+    rf"(?P<dims>[0-9]{{1,2}}(?:,[0-9]{{1,2}})*)(?P<mesh>{_MESH})"
+    rf"(?:;served=(?P<served>[0-9]{{1,7}},[0-9]{{1,7}},[0-9]{{1,7}}){_PREFILL})?"
+)
 
 
 class CallRow(NamedTuple):
@@ -25,7 +31,9 @@ class CallRow(NamedTuple):
         asked: Number of its proposal, from 1: the order in which calls were decided. It differs where several are under
             way, and makes the run repeatable.
         tp, ep, pp, batch: The strategy's degrees.
-        dims: Its choices, "2,1,..."; beyond the paper's space with attention's degrees behind them, ";cp=2;dp=16".
+        dims: Its choices, "2,1,..."; beyond the paper's space with attention's degrees behind them, ";cp=2;dp=16"; in
+            phase traffic with how replicas serve, unless it is one alone: ";served=" and replicas, tokens of a chunk
+            and prefill replicas, the last with tp, ep, pp, batch, cp, dp and choices: "2,0,1,4.1.1.8.1.1.2.1.0".
         tokens_per_s_per_gpu: As simulated, of infeasible strategies too.
         tpot_s: Time per output token.
         memory_bytes: Of the fullest GPU, all kinds.
@@ -90,7 +98,18 @@ def run_head(run_id: str) -> bytes:
 def dims_text(strategy: Strategy) -> str:
     """What of a strategy the columns of its degrees do not say; see `CallRow`."""
     dims = ",".join(map(str, strategy.dims))
-    return f"{dims};cp={strategy.cp};dp={strategy.attention_dp}" if strategy.extended else dims
+    mesh = f";cp={strategy.cp};dp={strategy.attention_dp}" if strategy.extended else ""
+    return f"{dims}{mesh}{_served_text(strategy.served)}"
+
+
+def _served_text(served: ReplicaSet) -> str:
+    if served == ReplicaSet():
+        return ""
+    figures = [f";served={served.replicas}", str(served.chunk_tokens), str(served.prefills)]
+    if (pool := served.prefill) is not None:
+        own = pool.tp, pool.ep, pool.pp, pool.batch, pool.cp, pool.attention_dp, *pool.dims
+        figures.append(".".join(map(str, own)))
+    return ",".join(figures)
 
 
 def parse_dims_text(text: str) -> dict[str, Any]:
@@ -98,9 +117,20 @@ def parse_dims_text(text: str) -> dict[str, Any]:
 
     >>> parse_dims_text("2,1,0;cp=4;dp=2")
     {'dims': [2, 1, 0], 'cp': 4, 'dp': 2}
+    >>> parse_dims_text("2;served=4,512,0")
+    {'dims': [2], 'served': {'replicas': 4, 'chunk_tokens': 512, 'prefills': 0}}
     """
-    if not _DIMS.fullmatch(text):
+    if not (found := _DIMS.fullmatch(text)):
         raise ValueError(f"expected choices as 2,1,0 or 2,1,0;cp=4;dp=2, got {text[:40]!r}")
-    dims, *own = text.split(";")
-    fields = (part.split("=") for part in own)
-    return {"dims": [int(choice) for choice in dims.split(",")], **{name: int(value) for name, value in fields}}
+    mesh = (part.split("=") for part in found["mesh"].split(";")[1:])
+    fields: dict[str, Any] = {"dims": [int(choice) for choice in found["dims"].split(",")]}
+    fields |= {name: int(value) for name, value in mesh}
+    if not found["served"]:
+        return fields
+    replicas, chunk_tokens, prefills = map(int, found["served"].split(","))
+    served: dict[str, Any] = {"replicas": replicas, "chunk_tokens": chunk_tokens, "prefills": prefills}
+    if found["prefill"]:
+        *degrees, cp, dp = (numbers := [int(part) for part in found["prefill"].split(".")])[:6]
+        own = dict(zip(("tp", "ep", "pp", "batch"), degrees, strict=True))
+        served["prefill"] = {**own, "dims": numbers[6:], **({} if (cp, dp) == (1, own["ep"]) else {"cp": cp, "dp": dp})}
+    return {**fields, "served": served}

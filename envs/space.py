@@ -14,6 +14,7 @@ from sim.batched import Strategies
 from sim.config.files import CatalogError
 from sim.layers.dims import spread_choices
 from sim.optimum.spaces import Coordinate, space_of
+from sim.replay.replica_sets import ServingSpace
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -38,7 +39,8 @@ class StrategySpace:
 
     Attributes:
         workload: What the space belongs to.
-        coordinates: What an action chooses, [A]: degrees, fused ops; in the extended space attention's cp and dp.
+        coordinates: What an action chooses, [A]: degrees, fused ops; in the extended space attention's cp and dp; in
+            phase traffic how replicas serve together.
         names: Name of each coordinate, [A].
         sizes: Number of values of each coordinate, [A].
     """
@@ -51,11 +53,12 @@ class StrategySpace:
                 "'extended', which has all of it but the choices of embedding and LM head"
             )
         everything = space.coordinates
-        self.coordinates: tuple[Coordinate, ...] = (
-            everything if fixed_dims is None else tuple(each for each in everything if each.name in _DEGREES)
-        )
+        if fixed_dims is not None:
+            everything = tuple(each for each in everything if each.name in _DEGREES)
+        self._serving = ServingSpace(workload)
+        self.coordinates: tuple[Coordinate, ...] = (*everything, *self._serving.coordinates)
         self._ops = len(space.choices) if fixed_dims is None else 0
-        self._own = len(self.coordinates) > len(_DEGREES) + self._ops
+        self._own = len(everything) > len(_DEGREES) + self._ops
         self._fixed_dims = None if fixed_dims is None else spread_choices(workload, fixed_dims)
         self.workload = workload
         self.names: tuple[str, ...] = tuple(each.name for each in self.coordinates)
@@ -107,7 +110,7 @@ class StrategySpace:
         return self._strategy(self.indices(action))
 
     def strategies(self, actions: ActionLike) -> Strategies:
-        """The strategies that actions `[n, A]` stand for, as columns.
+        """The strategies that actions `[n, A]` stand for, as columns, each of one replica.
 
         Raises:
             ValueError: See `decode`.
@@ -119,7 +122,7 @@ class StrategySpace:
             self.indices(actions[row])  # raises
         values = [table[column] for table, column in zip(self._arrays, actions.T, strict=True)]
         tp, ep, pp, batch, *rest = values
-        dims, own = rest[: self._ops], rest[self._ops :]
+        dims, own = rest[: self._ops], rest[self._ops : self._ops + 2 * self._own]
         choices = np.stack(dims, axis=1) if dims else np.tile(np.array(self._fixed_dims, np.int64), (len(actions), 1))
         cp, dp = own or (np.ones_like(ep), ep)
         return Strategies(tp, ep, pp, batch, cp, np.where(dp == 0, ep, dp), choices)
@@ -134,6 +137,8 @@ class StrategySpace:
             raise ValueError(f"{self.workload.name} searches the space {self.workload.space!r}: cp is 1 and dp is ep")
         own = (strategy.cp, strategy.attention_dp) if self._own else ()
         values = (strategy.tp, strategy.ep, strategy.pp, strategy.batch, *self._searched_dims(strategy.dims), *own)
+        served = self._serving.values(strategy.served)
+        values += tuple(served[each.name] for each in self._serving.coordinates)
         for name, value, places in zip(self.names, values, self._places, strict=True):
             if value not in places:
                 raise ValueError(f"{name} is {value}, but {self.workload.name} searches only {tuple(places)}")
@@ -222,6 +227,10 @@ class StrategySpace:
 
     def _strategy(self, indices: tuple[int, ...]) -> Strategy:
         tp, ep, pp, batch, *rest = (table[index] for index, table in zip(indices, self._tables, strict=True))
-        dims, (cp, dp) = self._fixed_dims or tuple(rest[: self._ops]), rest[self._ops :] or (1, ep)
+        dims, own = self._fixed_dims or tuple(rest[: self._ops]), rest[self._ops :]
+        cp, dp = own[:2] if self._own else (1, ep)
+        chosen = own[2 * self._own :]
+        names = (each.name for each in self._serving.coordinates)
+        served = self._serving.replica_set(dict(zip(names, chosen, strict=True)))
         # The paper's strategies are themselves here too.
-        return Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp)
+        return Strategy(tp, ep, pp, batch, dims, cp, None if (cp, dp) == (1, ep) else dp, served=served)

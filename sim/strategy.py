@@ -47,6 +47,30 @@ ENGINES_VOCABULARY: tuple[int, ...] = (0, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaSet:
+    """How replicas of a strategy serve traffic together: what phase traffic chooses beside a replica's strategy.
+
+    Attributes:
+        replicas: Behind one router; of the decode pool, where there are two.
+        chunk_tokens: Prompt tokens of a step at most, where prompts and answers share a pool; 0: as the workload says.
+        prefills: Replicas of a pool for prompts alone; 0: there is none.
+        prefill: The strategy of one of them.
+    """
+
+    replicas: int = 1
+    chunk_tokens: int = 0
+    prefills: int = 0
+    prefill: Strategy | None = None
+
+    def gpus(self, replica_gpus: int) -> int:
+        """Of both pools, where a replica of the strategy has so many."""
+        return self.replicas * replica_gpus + (self.prefills * self.prefill.gpus if self.prefill else 0)
+
+
+ONE_REPLICA = ReplicaSet()
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """One point of the search space.
 
@@ -60,6 +84,7 @@ class Strategy:
         dp: Degree over which attention is data-parallel; None for the paper's meaning, that of ep.
         vocabulary: One choice per `VOCABULARY_OPS`; empty for `ENGINES_VOCABULARY`. Beyond the generated
             space nobody chooses.
+        served: In phase traffic, how replicas serve together; nothing else about a replica depends on it.
 
     cp and dp span the extended space: attention lies on a mesh (dp, tp, cp) and the experts on one
     (ep, moe_tp) of the same GPUs, so `moe_tp` follows.
@@ -73,6 +98,7 @@ class Strategy:
     cp: int = 1
     dp: int | None = None
     vocabulary: tuple[int, ...] = ()
+    served: ReplicaSet = ONE_REPLICA
 
     @property
     def attention_dp(self) -> int:

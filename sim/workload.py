@@ -104,14 +104,29 @@ class OpenLoop:
     Attributes:
         percentile: Of both latencies that keeps the SLOs, in (0, 100].
         cv: Coefficient of variation of the gaps between requests: 1 is a Poisson process, more comes in bursts.
-        requests: Of a replay, on average.
+        requests: Of each replica that are counted in a replay, on average; more where more run at once.
         seed: Of their gaps.
     """
 
     percentile: float = 99.0
     cv: float = 1.0
-    requests: int = 400
+    requests: int = 1600
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServingTables:
+    """The values that phase traffic may choose for how replicas serve: see `sim.strategy.ReplicaSet`.
+
+    Attributes:
+        replicas: Numbers of replicas.
+        chunk_tokens: Prompt tokens of a step; 0: as the workload says.
+        prefills: Replicas of a prefill pool; 0: none.
+    """
+
+    replicas: tuple[int, ...] = (1,)
+    chunk_tokens: tuple[int, ...] = (0,)
+    prefills: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +197,7 @@ class Workload:
         stage_layers: Layers of each stage, in pipelines of as many stages; others share theirs out evenly.
         vocabulary: Choices of embedding, LM head and sampling: see `sim.strategy.Strategy.vocabulary`.
         open_loop: In phase traffic, how requests come and are judged.
+        serving: In phase traffic, how replicas may serve together.
         declarations: "module:function" that declared choices of ops for the extended space; None: no file named any.
     """
 
@@ -219,6 +235,7 @@ class Workload:
     stage_layers: tuple[int, ...] = ()
     vocabulary: tuple[int, ...] = ENGINES_VOCABULARY
     open_loop: OpenLoop = OpenLoop()
+    serving: ServingTables = ServingTables()
 
     def __post_init__(self) -> None:
         if self.space in OWN_SPACES:

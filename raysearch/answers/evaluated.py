@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from raysearch.answers.result import Result
-from raysearch.base.file_io import strategy_dict
+from raysearch.base.file_io import served_text, strategy_dict
 from raysearch.base.priced_heading import priced_dict
 from sim.config.question import Question
 from sim.engines.engine_registry import lacking_formats
@@ -22,7 +22,7 @@ from sim.precision import slow_precision
 from sim.replay.goodput import Goodput, evaluate_in_phase, goodput
 from sim.serving.phases import phase_of
 from sim.sharding.grid import USUAL_RANKS
-from sim.strategy import Strategy
+from sim.strategy import ReplicaSet, Strategy
 from sim.workload import Workload
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def goodput_dict(found: Goodput) -> JsonObject:
     """A goodput as it stands in JSON."""
     return {
         "requests_per_s": found.requests_per_s,
+        "gpus": found.gpus,
         "steady_state_requests_per_s": found.bound_per_s,
         "share_of_steady_state": found.share,
         "ttft_s": found.ttft_s,
@@ -148,8 +149,11 @@ def goodput_text(workload: Workload, found: Goodput) -> str:
     """A goodput in a sentence or two."""
     loop = workload.open_loop
     arrivals = "Poisson arrivals" if loop.cv == 1 else f"arrivals with a CV of {loop.cv:g}"
+    served = found.steady_state.strategy.served
+    alone = served == ReplicaSet()
+    of, per = ("", "per replica ") if alone else (f" of {served_text(served)}; {found.gpus} GPUs", "")
     return (
-        f"Goodput: {found.requests_per_s:,.2f} requests/s per replica with {arrivals}, {found.share:.0%} of its steady "
+        f"Goodput{of}: {found.requests_per_s:,.2f} requests/s {per}with {arrivals}, {found.share:.0%} of its steady "
         f"state's {found.bound_per_s:,.2f}. At percentile {loop.percentile:g} it takes {found.ttft_s * 1e3:,.0f} ms to "
         f"the first token and {found.tpot_s * 1e3:,.1f} ms per token; latencies above are means of the steady state."
     )

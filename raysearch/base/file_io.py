@@ -22,7 +22,7 @@ from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.config.writing import write_atomically
 from sim.json_object import JsonFields, JsonObject
 from sim.layouts import layout_of
-from sim.strategy import Strategy
+from sim.strategy import ReplicaSet, Strategy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -178,7 +178,10 @@ def anchored(kind: ConfigKind, name_or_path: str, *, beside: Path | None = None)
 
 
 def strategy_dict(strategy: Strategy) -> JsonObject:
-    """A strategy in JSON: tp, ep, pp, batch, the list dims; beyond the paper's space also cp, dp, vocabulary."""
+    """A strategy in JSON: tp, ep, pp, batch, the list dims; beyond the paper's space also cp, dp, vocabulary.
+
+    In phase traffic also how replicas serve together, unless it is one alone.
+    """
     fields: JsonObject = {
         "tp": strategy.tp,
         "ep": strategy.ep,
@@ -187,7 +190,14 @@ def strategy_dict(strategy: Strategy) -> JsonObject:
         "dims": list(strategy.dims),
     }
     own = {"cp": strategy.cp, "dp": strategy.attention_dp} if strategy.extended else {}
-    return fields | own | ({"vocabulary": list(strategy.vocabulary)} if strategy.vocabulary else {})
+    fields |= own | ({"vocabulary": list(strategy.vocabulary)} if strategy.vocabulary else {})
+    return fields | ({"served": _served_dict(strategy.served)} if strategy.served != ReplicaSet() else {})
+
+
+def _served_dict(served: ReplicaSet) -> JsonObject:
+    pool = {"prefill": strategy_dict(served.prefill)} if served.prefill else {}
+    own = {name: getattr(served, name) for name in ("replicas", "chunk_tokens", "prefills")}
+    return own | pool
 
 
 def degrees_text(strategy: Strategy) -> str:
@@ -206,6 +216,19 @@ def degrees_text(strategy: Strategy) -> str:
     return f"{attention}; experts tp {strategy.moe_tp}, ep {strategy.ep}; {last}, {batch}{vocabulary}"
 
 
+def served_text(served: ReplicaSet) -> str:
+    """How replicas serve together, in words.
+
+    >>> served_text(ReplicaSet(2, 2048))
+    '2 replicas, chunks of 2,048 tokens'
+    """
+    many = f"{served.replicas} replica{'s' if served.replicas > 1 else ''}"
+    if (pool := served.prefill) is not None:
+        ahead = f"{served.prefills} prefill replica{'s' if served.prefills > 1 else ''} of {degrees_text(pool)}"
+        return f"{many} that decode, behind {ahead}"
+    return f"{many}, chunks of {served.chunk_tokens:,} tokens" if served.chunk_tokens else f"{many}, whole prompts"
+
+
 def _degrees_above_one(strategy: Strategy) -> str:
     """Degrees of a layout that has a name, but for those that are 1."""
     tp, dp, ep, pp = strategy.tp, strategy.attention_dp, strategy.ep, strategy.pp
@@ -217,4 +240,8 @@ def _degrees_above_one(strategy: Strategy) -> str:
 
 def as_strategy(fields: JsonFields) -> Strategy:
     """A strategy from its JSON form."""
-    return Strategy(**{**fields, "dims": tuple(fields["dims"]), "vocabulary": tuple(fields.get("vocabulary", ()))})
+    known = {**fields, "dims": tuple(fields["dims"]), "vocabulary": tuple(fields.get("vocabulary") or ())}
+    if served := known.pop("served", None):
+        pool = served.get("prefill")
+        known["served"] = ReplicaSet(**{**served, "prefill": as_strategy(pool) if pool else None})
+    return Strategy(**known)

@@ -7,18 +7,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import Damaged, as_strategy, read_record, strategy_dict, write_bytes
 from sim.config.code import Origin
 from sim.config.question import Question
 from sim.evaluation import Evaluation
+from sim.json_object import JsonObject
 from sim.optimum.bounds import Multipliers
 from sim.optimum.certificate import Certificate, Leaf, certify
 from sim.optimum.checker import Refused, check
 from sim.optimum.spaces import space_of
+from sim.replay.goodput_search import BestGoodput, best_goodput
+from sim.serving.phases import phase_of
 from sim.workload import Workload
 
 CountProgress = Callable[[int, int], None]
@@ -36,6 +40,15 @@ class _Leaf(BaseModel):
     step_s: float | None
 
 
+class _Goodput(BaseModel):
+    """The best goodput that was found, and the bound of the rest after so many replays."""
+
+    strategy: dict[str, object] | None
+    tokens_per_s_per_gpu: float
+    bound_tokens_per_s_per_gpu: float
+    replayed: Annotated[int, Field(ge=0, le=100_000)]
+
+
 class _File(BaseModel):
     question: dict[str, object]
     workload: str
@@ -43,13 +56,21 @@ class _File(BaseModel):
     space: str
     strategy: dict[str, object] | None
     tokens_per_s_per_gpu: float
+    goodput: _Goodput | None = None
     leaves: list[_Leaf]
 
 
 def write_certificate(
-    path: Path, question: Question, workload: Workload, best: Evaluation | None, progress: CountProgress | None = None
+    path: Path,
+    question: Question,
+    workload: Workload,
+    best: Evaluation | None,
+    progress: CountProgress | None = None,
+    traffic: BestGoodput | None = None,
 ) -> int:
     """Proves the best of a question's space and writes the proof; of how many ranges of batches it is made.
+
+    In phase traffic that is the best steady state, a bound; beside it stands what branch and bound found under it.
 
     Raises:
         InputError: It has choices of embedding and LM head.
@@ -65,11 +86,21 @@ def write_certificate(
         "space": workload.space,
         "strategy": strategy_dict(proof.strategy) if proof.strategy else None,
         "tokens_per_s_per_gpu": proof.reached,
+        **({"goodput": _goodput_dict(traffic)} if traffic else {}),
     }
     rows = [{**leaf._asdict(), "step_s": leaf.step_s if math.isfinite(leaf.step_s) else None} for leaf in proof.leaves]
     lines = ",\n".join(json.dumps(row) for row in rows)
     write_bytes(path, f'{json.dumps(head)[:-1]},\n"leaves": [\n{lines}\n]}}\n'.encode())
     return len(rows)
+
+
+def _goodput_dict(traffic: BestGoodput) -> JsonObject:
+    return {
+        "strategy": strategy_dict(traffic.best.steady_state.strategy) if traffic.best else None,
+        "tokens_per_s_per_gpu": traffic.tokens_per_s_per_gpu,
+        "bound_tokens_per_s_per_gpu": traffic.bound,
+        "replayed": traffic.replayed,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +112,18 @@ class CheckedCertificate:
         workload: What the question asks about.
         proof: What was proved.
         evaluated: Strategies that were evaluated for it.
+        traffic: In phase traffic, the best goodput and the bound of the rest, replayed and found anew.
     """
 
     question: Question
     workload: Workload
     proof: Certificate
     evaluated: int
+    traffic: BestGoodput | None = None
 
 
 def check_certificate(path: Path, progress: CountProgress | None = None) -> CheckedCertificate:
-    """Replays a certificate, without a search.
+    """Replays a certificate: the optimum of steps without a search, a goodput by the branch and bound that found it.
 
     Raises:
         Damaged: It cannot be read, or does not prove what it says.
@@ -125,4 +158,20 @@ def check_certificate(path: Path, progress: CountProgress | None = None) -> Chec
         tried = check(space_of(workload), certificate, progress)
     except Refused as error:
         raise Damaged(f"{path} proves nothing: {error}") from error
-    return CheckedCertificate(question, workload, certificate, tried)
+    return CheckedCertificate(question, workload, certificate, tried, _checked_goodput(path, workload, fields.goodput))
+
+
+def _checked_goodput(path: Path, workload: Workload, stated: _Goodput | None) -> BestGoodput | None:
+    """The goodput that a certificate states, worked out once more. Raises: Damaged: It is another one."""
+    if not phase_of(workload).replayed:
+        return None
+    if stated is None:
+        raise Damaged(f"{path} proves nothing of goodput: it lacks `goodput`; run `raysearch optimum` again")
+    found = best_goodput(space_of(workload), stated.replayed)
+    now, then = _goodput_dict(found), stated.model_dump()
+    for name in ("tokens_per_s_per_gpu", "bound_tokens_per_s_per_gpu"):
+        if not math.isclose(now[name], then[name], rel_tol=1e-9):
+            raise Damaged(f"{path} proves nothing: it states a goodput with {name} {then[name]:g}, found {now[name]:g}")
+    if now["strategy"] != then["strategy"]:
+        raise Damaged(f"{path} proves nothing: the best goodput is of {now['strategy']}, not of {then['strategy']}")
+    return found

@@ -33,7 +33,7 @@ from sim.optimum.spaces import (
     two_dimensional_space,
 )
 from sim.strategy import FIRST_DECLARED, GRID, Strategy
-from sim.workload import TWO_DIMENSIONAL, Workload
+from sim.workload import TWO_DIMENSIONAL, ServingTables, Workload
 
 
 def _widened(extension: str, workload: Workload) -> Space:
@@ -110,10 +110,17 @@ def best_of_space(
 
 
 def optimum_value(workload: Workload, progress: CountProgress | None = None) -> float | None:
-    """f* of the space that the workload's searches have, in tokens/s/GPU; None if nothing is feasible."""
+    """f* of the space that the workload's searches have, in tokens/s/GPU; None if nothing is feasible.
+
+    In phase traffic it is the bound, the best steady state.
+    """
     from sim.optimum.landscape import can_be_added_up
     from sim.optimum.spaces import space_of
 
+    if workload.serving != ServingTables():
+        from sim.replay.goodput_search import goodput_bound
+
+        return goodput_bound(space_of(workload)) or None
     if not can_be_added_up(space_of(workload)):
         return best_of_space(workload, workload.space, progress).tokens_per_s_per_gpu
     return find_cached_optimum(workload, progress).tokens_per_s_per_gpu

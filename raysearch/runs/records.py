@@ -189,6 +189,18 @@ class StoredStrategy(Record):
     cp: Degree = 1
     dp: Degree | None = None
     vocabulary: Annotated[list[Annotated[int, Field(ge=0, lt=MOST_CHOICES)]], Field(max_length=3)] = []
+    served: _StoredReplicas | None = None
+
+
+class _StoredReplicas(Record):
+    """How replicas serve together, as `raysearch.base.file_io.strategy_dict` has it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    replicas: Degree
+    chunk_tokens: Annotated[int, Field(ge=0, le=LARGEST)]
+    prefills: Annotated[int, Field(ge=0, le=LARGEST)]
+    prefill: StoredStrategy | None = None
 
 
 class RunHead(Record):

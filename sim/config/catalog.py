@@ -48,7 +48,17 @@ from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, Engine, cell_of, times_of
 from sim.prices.hardware import EngineName, Hardware
 from sim.serving.acceptance import ASSUMED_SPREAD, MEASURED_MODEL, MEASURED_SPREAD, accepted_drafts
-from sim.workload import OWN_SPACES, TWO_DIMENSIONAL, BatchGrid, OpenLoop, Precisions, SpaceName, Speculation, Workload
+from sim.workload import (
+    OWN_SPACES,
+    TWO_DIMENSIONAL,
+    BatchGrid,
+    OpenLoop,
+    Precisions,
+    ServingTables,
+    SpaceName,
+    Speculation,
+    Workload,
+)
 
 
 def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) -> Calibration:
@@ -477,6 +487,7 @@ def assembled(
         stage_layers=_stage_layers(file, model, rules if file.space not in OWN_SPACES else None),
         deepep_mode=file.deepep_mode,
         open_loop=OpenLoop(**file.open_loop.model_dump()) if file.open_loop else OpenLoop(),
+        serving=file.serving.to_si() if file.serving else ServingTables(),
     )
     workload = in_space(workload, file.space)
     if workload.two_batch_overlap:

@@ -399,6 +399,16 @@ class Question:
             rare=True,
         ),
     ] = None
+    serving: Annotated[
+        Literal["searched"] | None,
+        About(
+            "In phase traffic, 'searched' also searches the number of replicas (up to 8), the size of chunks and a "
+            "prefill pool (up to 8 replicas).",
+            "search",
+            "the workload's, else one replica and whole prompts",
+            rare=True,
+        ),
+    ] = None
     any_degrees: Annotated[
         str | None,
         About(
@@ -558,6 +568,10 @@ def _anchored(name: str, value: Any) -> Any:
     return value if path.stem == value else str(path.resolve())
 
 
+_POWERS = (1, 2, 4, 8)
+_CHUNKS = (0, 512, 1024, 2048, 4096, 8192)
+"""[assumed] Engines' defaults are 2,048 to 16,384; 0 computes prompts whole."""
+
 # --- keys of a workload file ---------------------------------------------------------------------
 
 
@@ -573,6 +587,8 @@ def _keys(question: Question, leave: tuple[str, ...] = ()) -> JsonObject:
         if key and name not in leave:
             table, _, inner = key.rpartition(".")
             (content.setdefault(table, {}) if table else content)[inner] = value
+    if question.serving is not None:
+        content["serving"] = {"replicas": _POWERS, "chunk_tokens": _CHUNKS, "prefills": (0, *_POWERS)}
     if question.any_degrees is not None:
         try:
             content.setdefault("degrees", {}).update(any_degrees(question.any_degrees))

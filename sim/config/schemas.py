@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from sim.config.fields import (
     Count,
@@ -37,6 +37,7 @@ from sim.workload import (
     OpenLoop,
     PhaseName,
     Routing,
+    ServingTables,
     SpaceName,
 )
 
@@ -448,7 +449,7 @@ class _OpenLoopTable(FileSchema):
     Attributes:
         percentile: Of the requests' latencies, which must keep the SLOs.
         cv: Standard deviation of the gaps between requests over their mean; 1 is Poisson.
-        requests: In a replay.
+        requests: Of each replica that a replay counts.
         seed: Of the arrivals.
     """
 
@@ -456,6 +457,33 @@ class _OpenLoopTable(FileSchema):
     cv: Annotated[Positive, Field(le=100)] = _USUAL_LOOP.cv
     requests: Annotated[Count, Field(ge=20, le=1_000_000)] = _USUAL_LOOP.requests
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = _USUAL_LOOP.seed
+
+
+def _ascend(values: tuple[int, ...]) -> tuple[int, ...]:
+    if not values or tuple(sorted(set(values))) != values:
+        raise ValueError(f"expected ascending numbers without repetition, got {list(values)}")
+    return values
+
+
+_FromZero = Annotated[int, Field(ge=0, le=1_000_000, strict=True)]
+
+
+class _ServingTable(FileSchema):
+    """[serving]: how replicas may serve together in phase traffic; a search chooses one value of each.
+
+    Attributes:
+        replicas: Numbers of replicas behind one router; of the decode pool, where there are two.
+        chunk_tokens: Prompt tokens of a step; 0 computes prompts as the workload says.
+        prefills: Replicas of a pool for prompts alone; 0 is none.
+    """
+
+    replicas: Annotated[tuple[Annotated[Count, Field(le=64)], ...], AfterValidator(_ascend)] = (1,)
+    chunk_tokens: Annotated[tuple[_FromZero, ...], AfterValidator(_ascend)] = (0,)
+    prefills: Annotated[tuple[Annotated[_FromZero, Field(le=64)], ...], AfterValidator(_ascend)] = (0,)
+
+    def to_si(self) -> ServingTables:
+        """The tables as the simulator has them."""
+        return ServingTables(self.replicas, self.chunk_tokens, self.prefills)
 
 
 class EngineVersionFile(FileSchema):
@@ -520,6 +548,8 @@ class WorkloadFile(FileSchema):
     speculation: _SpeculationTable | None = None  # one token per step
     # Poisson, at the 99th percentile: left out of digests, as it was before there was a phase traffic.
     open_loop: Annotated[_OpenLoopTable | None, Field(exclude_if=is_nothing)] = None
+    # One replica that does both: left out of digests in the same way.
+    serving: Annotated[_ServingTable | None, Field(exclude_if=is_nothing)] = None
     precisions: _PrecisionsTable
     groups: GroupChoices = "shared"  # whether kinds of layers share the choices of their ops
     space: SpaceName = "joint"  # the engine's, where one is named
@@ -568,8 +598,9 @@ class WorkloadFile(FileSchema):
         for key in ("chunk_tokens", "prompt_wait_steps"):
             if getattr(self, key) and not phase_named(self.phase).mixes:
                 raise ValueError(f"{key} is of phase 'serve', where prompts meet others' tokens: leave it out")
-        if self.open_loop and not phase_named(self.phase).replayed:
-            raise ValueError("open_loop is of phase 'traffic', whose requests come at random: leave it out")
+        for key in ("open_loop", "serving"):
+            if getattr(self, key) and not phase_named(self.phase).replayed:
+                raise ValueError(f"{key} is of phase 'traffic', whose requests come at random: leave it out")
         return self
 
     @property

@@ -70,8 +70,16 @@ class Replayed:
         return np.where(after > 0, (self.done_s - self.first_s) / np.maximum(after, 1), np.nan)
 
 
+Watch = Callable[[Log, int, float], None]
+"""Called before each request is sent, with what happened so far, its number and its time; it may raise to stop."""
+
+
 def as_they_come(
-    deployed: Deployed, requests: Requests, replicas: int = 1, router: RouterName = "least_loaded"
+    deployed: Deployed,
+    requests: Requests,
+    replicas: int = 1,
+    router: RouterName = "least_loaded",
+    watch: Watch = lambda log, request, time_s: None,
 ) -> Replayed:
     """Sends requests at their times, whether or not earlier ones are answered.
 
@@ -80,6 +88,7 @@ def as_they_come(
         requests: In the order in which they come.
         replicas: How many.
         router: Whom a request goes to.
+        watch: See `Watch`.
     """
     log = Log(len(requests))
     fleet = [LiveReplica({0: deployed}, requests, log) for _ in range(replicas)]
@@ -87,6 +96,7 @@ def as_they_come(
     for request, time_s in enumerate(requests.arrival_s.tolist()):
         for replica in fleet:
             replica.advance(time_s)
+        watch(log, request, time_s)
         choose(request).submit(request, time_s)
     for replica in fleet:
         replica.advance(math.inf)

@@ -10,8 +10,9 @@ Source: Zhong et al., "DistServe", OSDI 2024, section 2: goodput as the highest 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -20,44 +21,53 @@ import numpy as np
 
 from sim.arrays import Flags, Floats
 from sim.evaluation import Evaluation, Violation, told_apart
+from sim.pools.traffic import requests_per_s
 from sim.replay.arrivals import Stream, draw_arrivals
-from sim.replay.drive import Replayed, as_they_come
-from sim.replay.replica import Deployed
+from sim.replay.drive import Replayed, Watch, as_they_come
+from sim.replay.replica import Deployed, Log
+from sim.replay.replica_sets import equal_requests, in_chunks, of_pool
 from sim.replay.requests import Lengths, Requests
 from sim.replay.step_prices import StepPrices
-from sim.serving.phases import SERVE, phase_of
+from sim.replay.two_pools import TwoPools, handover_of, through_pools
+from sim.serving.phases import DECODE, PREFILL, SERVE, phase_of
 from sim.simulate import evaluate
-from sim.strategy import Strategy
+from sim.strategy import ONE_REPLICA, ReplicaSet, Strategy
 from sim.workload import Workload
 
 WARM_UP = 0.1
 """Share of the time in which requests are served and not counted: the queues begin empty. [assumed]"""
+FILLED = 2
+"""Times the requests in flight that are counted at least: a queue that grows shows after some rounds. [assumed]"""
 PARTS = 128
 """Of the steady state's load, by which goodput is told apart: within 1 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What a strategy carries.
+    """What a strategy's replicas carry.
 
     Attributes:
-        steady_state: The strategy without queues, whose throughput is the bound.
-        share: Of that bound; 0 where it is infeasible.
-        bound_per_s: Requests per second of one replica in the steady state.
-        ttft_s, tpot_s: At the percentile, under that load; 0 where it is infeasible.
+        steady_state: A replica without queues; of two pools that of a decode replica.
+        share: Of the load that the steady states bound; 0 where it is infeasible.
+        bound_per_s: That load, requests per second of all replicas.
+        bound: Tokens/s/GPU at that load.
+        gpus: Of all replicas.
+        ttft_s, tpot_s: At the percentile, under the load that is carried; 0 where it is infeasible.
         violations: Limits of the steady state, or those that are missed at the percentile under the lightest load.
     """
 
     steady_state: Evaluation
     share: float
     bound_per_s: float
+    bound: float
+    gpus: int
     ttft_s: float
     tpot_s: float
     violations: tuple[Violation, ...]
 
     @property
     def requests_per_s(self) -> float:
-        """Of one replica, within the SLOs."""
+        """Of all replicas, within the SLOs."""
         return self.share * self.bound_per_s
 
     @property
@@ -65,7 +75,32 @@ class Goodput:
         """The steady state, with goodput in place of its throughput where it is feasible."""
         if self.violations:
             return self.steady_state.breaking(self.violations)
-        return self.steady_state.yielding(self.share * self.steady_state.tokens_per_s_per_gpu)
+        return self.steady_state.yielding(self.share * self.bound)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPlan:
+    """A strategy's replicas as they are replayed.
+
+    Attributes:
+        steady_state: As of `Goodput`.
+        bound_per_s: Requests per second of all replicas in their steady states; of two pools the slower one's.
+        bound: The same in tokens/s/GPU.
+        gpus: Of all replicas.
+        violations: Limits of the steady states, and of the GPUs at hand.
+        replicas: Whose requests a replay has.
+        in_flight: Requests that run at once in full batches, where answers are decoded.
+        replay: What becomes of requests.
+    """
+
+    steady_state: Evaluation
+    bound_per_s: float
+    bound: float
+    gpus: int
+    violations: tuple[Violation, ...]
+    replicas: int
+    in_flight: int
+    replay: Callable[[Requests, Watch], Replayed]
 
 
 def evaluate_in_phase(workload: Workload, strategy: Strategy) -> Evaluation:
@@ -82,36 +117,165 @@ def evaluate_in_phase(workload: Workload, strategy: Strategy) -> Evaluation:
     return goodput(workload, strategy).evaluation if phase_of(workload).replayed else evaluate(workload, strategy)
 
 
-def goodput(workload: Workload, strategy: Strategy) -> Goodput:
-    """Replays a strategy under loads up to its steady state's; deterministic by the workload's seed.
+def goodput(workload: Workload, strategy: Strategy, seed: int | None = None) -> Goodput:
+    """Replays a strategy's replicas under loads up to their steady states'; deterministic by the seed.
 
     Args:
         workload: Of a phase with prompts and answers; its SLOs hold for latencies at the percentile of `open_loop`,
             with steps as long as they are at most with the workload's confidence.
-        strategy: Of one replica.
+        strategy: Of a replica, and how many serve together.
+        seed: Of arrivals, in place of the workload's.
     """
-    steady = evaluate(workload, strategy)
-    counted = phase_of(workload).counted_tokens(workload.prompt_tokens, workload.output_tokens)
-    bound_per_s = steady.tokens_per_s_per_gpu * steady.gpus / counted
-    if not steady.feasible:
-        return Goodput(steady, 0.0, bound_per_s, 0.0, 0.0, steady.violations)
-    deployed = replace(
-        Deployed.of(replace(workload, phase=SERVE.name), strategy),  # with the caps that are exported
-        prices=_prices(workload, replace(strategy, batch=1)),
-        slower=step_factor(steady, workload.confidence),
-    )
+    plan = served_plan(workload, strategy)
+    known = plan.steady_state, plan.bound_per_s, plan.bound, plan.gpus
+    if plan.violations:
+        return Goodput(known[0], 0.0, *known[1:], 0.0, 0.0, plan.violations)
     seen = dict[int, Replayed]()
 
+    loop = workload.open_loop
+    # The first that fill the batches are not counted; of the others there are enough for a queue to show.
+    counted = max(loop.requests * plan.replicas, FILLED * plan.in_flight)
+    warm_up = max(WARM_UP, plan.in_flight / (plan.in_flight + counted))
+
+    def sent(parts: int) -> Requests:
+        rate, number = parts / PARTS * plan.bound_per_s, loop.seed if seed is None else seed
+        times_s = draw_arrivals([Stream(rate, loop.cv)], (plan.in_flight + counted) / rate, number).times_s
+        return Requests.drawn(times_s, Lengths(workload.prompt_tokens), Lengths(workload.output_tokens), number)
+
     def keeps(parts: int) -> bool:
-        seen[parts] = outcome = as_they_come(deployed, _sent(workload, parts / PARTS * bound_per_s))
-        return not any(missed(workload, outcome))
+        requests = sent(parts)
+        try:
+            outcome = plan.replay(requests, _hopeless(workload, requests, warm_up))
+        except _LateForSure:
+            return False
+        seen[parts] = outcome
+        return not any(missed(workload, outcome, warm_up))
 
     # The last below the first load that is too much.
     parts = PARTS if keeps(PARTS) else bisect_left(range(1, PARTS), True, key=lambda each: not keeps(each))
     if not parts:
-        return Goodput(steady, 0.0, bound_per_s, 0.0, 0.0, tuple(missed(workload, seen[1])))
-    ttft_s, tpot_s = latencies_s(seen[parts], workload.open_loop.percentile)
-    return Goodput(steady, parts / PARTS, bound_per_s, ttft_s, tpot_s, ())
+        outcome = plan.replay(sent(1), _nobody)
+        return Goodput(known[0], 0.0, *known[1:], 0.0, 0.0, tuple(missed(workload, outcome, warm_up)))
+    latencies = latencies_s(seen[parts], loop.percentile, warm_up)
+    return Goodput(known[0], parts / PARTS, *known[1:], *latencies, ())
+
+
+def other_seeds(workload: Workload, strategy: Strategy, count: int = 8) -> Floats:
+    """Goodput under other arrivals of the same kind, tokens/s/GPU, [count]: how far that of one seed is chance."""
+    first = workload.open_loop.seed + 1
+    found = (goodput(workload, strategy, seed) for seed in range(first, first + count))
+    return np.array([each.share * each.bound for each in found])
+
+
+def served_plan(workload: Workload, strategy: Strategy) -> ServedPlan:
+    """A strategy's replicas as they are replayed, one pool or two."""
+    served = strategy.served
+    gpus, counted = (
+        served.gpus(strategy.gpus),
+        phase_of(workload).counted_tokens(workload.prompt_tokens, workload.output_tokens),
+    )
+    too_many = (
+        (Violation("gpus", gpus, workload.max_gpus, f"needs {gpus} GPUs, the budget is {workload.max_gpus}"),)
+        if gpus > max(workload.max_gpus, strategy.gpus)
+        else ()
+    )
+    if served.prefill is not None:
+        return _two_pools(workload, strategy, served, gpus, counted, too_many)
+    asked = in_chunks(workload, served.chunk_tokens)
+    steady = evaluate(asked, strategy)
+    bound_per_s = served.replicas * steady.tokens_per_s_per_gpu * steady.gpus / counted
+
+    def replay(requests: Requests, watch: Watch) -> Replayed:
+        deployed = _deployed(_as_phase(asked, SERVE.name), strategy, step_factor(steady, workload.confidence))
+        return as_they_come(deployed, requests, served.replicas, watch=watch)
+
+    violations, in_flight = steady.violations + too_many, served.replicas * strategy.batch * strategy.pp
+    return ServedPlan(
+        steady,
+        bound_per_s,
+        steady.tokens_per_s_per_gpu,
+        gpus,
+        violations,
+        served.replicas,
+        in_flight,
+        replay,
+    )
+
+
+def _two_pools(
+    workload: Workload,
+    strategy: Strategy,
+    served: ReplicaSet,
+    gpus: int,
+    counted: int,
+    too_many: tuple[Violation, ...],
+) -> ServedPlan:
+    assert served.prefill is not None
+    pools = of_pool(workload, PREFILL.name), of_pool(workload, DECODE.name)
+    strategies = served.prefill, strategy
+    states = tuple(evaluate(pool, each) for pool, each in zip(pools, strategies, strict=True))
+    copies = served.prefills, served.replicas
+    rates = [
+        count * requests_per_s(equal_requests(workload), pool, state.tokens_per_s_per_gpu * state.gpus)
+        for count, pool, state in zip(copies, pools, states, strict=True)
+    ]
+
+    def replay(requests: Requests, watch: Watch) -> Replayed:
+        near = gpus <= workload.hardware.node_gpus
+        prefill, decode = (
+            _deployed(pool, each, step_factor(state, workload.confidence))
+            for pool, each, state in zip(pools, strategies, states, strict=True)
+        )
+        handover = handover_of(pools[0], strategies, same_node=near)
+        return through_pools(TwoPools(prefill, decode, *copies, handover), requests)
+
+    violations = (*states[0].violations, *states[1].violations, *too_many)
+    bound_per_s, in_flight = min(rates), served.replicas * strategy.batch * strategy.pp
+    return ServedPlan(
+        states[1],
+        bound_per_s,
+        bound_per_s * counted / gpus,
+        gpus,
+        violations,
+        max(copies),
+        in_flight,
+        replay,
+    )
+
+
+@lru_cache(maxsize=16)
+def _deployed(workload: Workload, strategy: Strategy, slower: float) -> Deployed:
+    """A replica with the caps that are exported."""
+    one = replace(strategy, batch=1, served=ONE_REPLICA)
+    return replace(Deployed.of(workload, strategy), prices=_prices(workload, one), slower=slower)
+
+
+class _LateForSure(Exception):
+    """So many requests are late that the percentile misses its limit whatever comes."""
+
+
+def _nobody(_log: Log, _request: int, _time_s: float) -> None:
+    """Watches nothing."""
+
+
+def _hopeless(workload: Workload, requests: Requests, warm_up: float) -> Watch:
+    """Raises `_LateForSure` once that is so; looks at every 32nd request."""
+    sent_s, after = requests.arrival_s, requests.output_tokens - 1
+    counted = sent_s >= warm_up * sent_s[-1] if len(sent_s) else np.zeros(0, bool)
+    total = int(counted.sum())
+    enough = total - math.floor((total - 1) * workload.open_loop.percentile / 100)
+
+    def watch(log: Log, request: int, time_s: float) -> None:
+        if request % 32 or not request:
+            return
+        own, chosen = sent_s[:request], counted[:request]
+        first_s, done_s = np.array(log.first_s[:request]), np.array(log.done_s[:request])
+        late = np.where(np.isnan(first_s), time_s, first_s) - own > workload.ttft_limit_s
+        slow = done_s - first_s > workload.tpot_limit_s * after[:request]  # not of NaN
+        if max((late & chosen).sum(), (slow & chosen).sum()) >= enough:
+            raise _LateForSure
+
+    return watch
 
 
 def step_factor(evaluation: Evaluation, probability: float) -> float:
@@ -121,14 +285,14 @@ def step_factor(evaluation: Evaluation, probability: float) -> float:
     return evaluation.ttft_at_s(probability) / evaluation.ttft_s
 
 
-def settled(outcome: Replayed) -> Flags:
-    """Requests that were sent after the warm-up, [n]."""
-    return outcome.sent_s >= WARM_UP * outcome.sent_s[-1]
+def settled(outcome: Replayed, warm_up: float = WARM_UP) -> Flags:
+    """Requests that were sent after that share of the time, [n]."""
+    return outcome.sent_s >= warm_up * outcome.sent_s[-1]
 
 
-def latencies_s(outcome: Replayed, percentile: float) -> tuple[float, float]:
+def latencies_s(outcome: Replayed, percentile: float, warm_up: float = WARM_UP) -> tuple[float, float]:
     """(to the first token, per token) at a percentile of the requests after the warm-up; 0 where nobody has any."""
-    counted = settled(outcome)
+    counted = settled(outcome, warm_up)
     first_s, token_s = (at_percentile(each[counted], percentile) for each in (outcome.ttft_s, outcome.tpot_s))
     return first_s, token_s
 
@@ -139,14 +303,14 @@ def at_percentile(values: Floats, percentile: float) -> float:
     return float(np.percentile(known, percentile)) if len(known) else 0.0
 
 
-def missed(workload: Workload, outcome: Replayed) -> Iterator[Violation]:
+def missed(workload: Workload, outcome: Replayed, warm_up: float = WARM_UP) -> Iterator[Violation]:
     """SLOs that the percentile of latencies misses in a replay, and requests that never fit."""
     percentile = workload.open_loop.percentile
     whole, refused = workload.prompt_tokens + workload.output_tokens, int(np.isnan(outcome.done_s).sum())
     if refused:
         text = f"the KV cache has no room for one request of {whole:,} tokens"
         yield Violation("hbm", whole, 0.0, text)
-    ttft_s, tpot_s = latencies_s(outcome, percentile)
+    ttft_s, tpot_s = latencies_s(outcome, percentile, warm_up)
     limits: tuple[tuple[Literal["ttft", "tpot"], float, float], ...] = (
         ("ttft", ttft_s, workload.ttft_limit_s),
         ("tpot", tpot_s, workload.tpot_limit_s),
@@ -158,13 +322,13 @@ def missed(workload: Workload, outcome: Replayed) -> Iterator[Violation]:
             yield Violation(kind, found_s, limit_s, f"{text}, under the lightest load that was replayed")
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=256)
 def _prices(workload: Workload, strategy: Strategy) -> StepPrices:
     """Tables that strategies of any batch share."""
     return StepPrices(workload, strategy)
 
 
-def _sent(workload: Workload, requests_per_s: float) -> Requests:
-    loop = workload.open_loop
-    times_s = draw_arrivals([Stream(requests_per_s, loop.cv)], loop.requests / requests_per_s, loop.seed).times_s
-    return Requests.drawn(times_s, Lengths(workload.prompt_tokens), Lengths(workload.output_tokens), loop.seed)
+@lru_cache(maxsize=64)
+def _as_phase(workload: Workload, phase: str) -> Workload:
+    """The workload in another phase, one object for all who ask."""
+    return replace(workload, phase=phase)

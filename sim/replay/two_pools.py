@@ -18,9 +18,12 @@ from functools import partial
 
 import numpy as np
 
+from sim.pools.handover import Link, request_cache_bytes, sharers
 from sim.replay.drive import Replayed, outcome_of
 from sim.replay.replica import Deployed, LiveReplica, Log
 from sim.replay.requests import Requests
+from sim.strategy import Strategy
+from sim.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,25 @@ class Handover:
     waits_s: Callable[[int], float]
     sends_s: Callable[[int], float]
     receives_s: Callable[[int], float]
+
+
+def handover_of(
+    prefill: Workload, strategies: tuple[Strategy, Strategy], *, same_node: bool, hidden: float = 0.0
+) -> Handover:
+    """The way of a KV cache between a prefill and a decode replica."""
+    usual = prefill.prompt_tokens
+    link = Link(prefill, same_node, request_cache_bytes(prefill, usual), hidden)
+    both = min(sharers(prefill, each) for each in strategies)
+    senders, receivers = (each.gpus for each in strategies)
+
+    def of(tokens: int) -> Link:
+        return replace(link, cache_bytes=link.cache_bytes * tokens / usual)
+
+    return Handover(
+        lambda tokens: of(tokens).request_s(both, both),
+        lambda tokens: of(tokens).sending_s(senders),
+        lambda tokens: of(tokens).sending_s(receivers),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,11 +309,13 @@ CHANGES: dict[str, Any] = {
     "space": "extended",
     "groups": "own",
     "batches": "powers_of_two",
+    "serving": "searched",
     "any_degrees": "pp",
 }
 BESIDE: dict[str, dict[str, Any]] = {
     "prompt_wait_steps": {"engine": "sglang"},
     "draft_tokens": {"acceptance": "0.8", "draft": "ngram"},
+    "serving": {"phase": "traffic"},
     "two_batch_overlap": {"expert_exchange": "all_to_all"},
     "overlap_parts": {"engine": "none", "phase": "decode"},
     "tp_inner": {"engine": "none", "phase": "decode", "space": "two_dimensional"},

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raysearch.base.errors import RunFailed
 from raysearch.cli.commands.options import JsonOption, at_home, print_json
 from sim.json_object import JsonFields
+
+if TYPE_CHECKING:
+    from sim.replay.goodput_search import BestGoodput
 
 
 def verify_results(
@@ -90,6 +93,7 @@ def _certificate(path: Path) -> tuple[str, JsonFields]:
         "tokens_per_s_per_gpu": proof.reached,
         "ranges": len(proof.leaves),
         "evaluated": checked.evaluated,
+        **({"goodput": _goodput(checked.traffic)[1]} if checked.traffic else {}),
     }
     best = degrees_text(proof.strategy) if proof.strategy else "nothing feasible"
     asked = ", ".join(f"{name} {value}" for name, value in fields["question"].items())
@@ -98,4 +102,26 @@ def _certificate(path: Path) -> tuple[str, JsonFields]:
         f"{workload.name} ({asked}); {len(proof.leaves):,} ranges of batches cover it, {checked.evaluated:,} "
         "strategies were evaluated"
     )
+    if checked.traffic:
+        text += (
+            f". That is the steady state of a replica with whole prompts, no goodput. {_goodput(checked.traffic)[0]}"
+        )
     return text, fields
+
+
+def _goodput(traffic: BestGoodput) -> tuple[str, JsonFields]:
+    """What was found anew of the best goodput, in words and for programs."""
+    from raysearch.base.file_io import degrees_text, strategy_dict
+
+    strategy = traffic.best.steady_state.strategy if traffic.best else None
+    fields = {
+        "strategy": strategy_dict(strategy) if strategy else None,
+        "tokens_per_s_per_gpu": traffic.tokens_per_s_per_gpu,
+        "bound_tokens_per_s_per_gpu": traffic.bound,
+        "gap": traffic.gap,
+        "proven": traffic.proven,
+        "replayed": traffic.replayed,
+    }
+    best = f"{degrees_text(strategy)}, {traffic.tokens_per_s_per_gpu:,.2f} tokens/s/GPU" if strategy else "none"
+    known = "proven: none has more" if traffic.proven else f"no other has more than {traffic.bound:,.2f}"
+    return f"Best goodput: {best}, {known} ({traffic.replayed:,} replays and the exact search made anew)", fields

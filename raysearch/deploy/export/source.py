@@ -11,14 +11,18 @@ from raysearch.base.file_io import as_strategy, read_record
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.models import weights_of
 from raysearch.deploy.export.pool_services import POOLS_FILE, pair_deployments, pool_deployments
+from raysearch.deploy.export.render import Variable
 from raysearch.deploy.export.stored import Exportable, StoredPair, question_of
 from raysearch.runs.records import Record, RunSpec
 from raysearch.studies.results import read_spec, read_study_runs
 from sim.config.code import Origin
 from sim.config.question import Question
 from sim.json_object import JsonObject
-from sim.serving.phases import phase_of
+from sim.replay.replica_sets import in_chunks, of_pool
+from sim.serving.phases import DECODE, PREFILL, phase_of
+from sim.strategy import ONE_REPLICA, Strategy
 from sim.strategy_checks import check_strategy
+from sim.workload import Workload
 
 RECOMMENDATION_FILE = "recommendation.json"
 TUNED_FILE = "tuned.json"
@@ -58,7 +62,7 @@ def read_deployments(
     """
     files = [source / name for name in (RECOMMENDATION_FILE, POOLS_FILE, TUNED_FILE) if os.path.lexists(source / name)]
     if os.path.isdir(source) and not files:
-        found = {"": _of_results(source, question, served_model)}
+        found = _of_results(source, question, served_model)
     else:
         found = _of_file(files[0] if files else source, question, alternative, served_model)
     for each in found.values():
@@ -105,7 +109,30 @@ def stated_deployments(
         return pair_deployments(workload, StoredPair.model_validate(record), served_model)
     if phase_of(workload).mixes and "chunk_tokens" in record:
         workload = replace(workload, chunk_tokens=record["chunk_tokens"])
-    return {"": Deployment(workload, as_strategy(record["strategy"]), served_model, record.get("replicas", 1))}
+    return served_deployments(workload, as_strategy(record["strategy"]), served_model, record.get("replicas"))
+
+
+def served_deployments(
+    workload: Workload, strategy: Strategy, served_model: str | Variable, replicas: int | None = None
+) -> dict[str, Deployment]:
+    """A strategy as its replicas were replayed: one pool by the name "", or two.
+
+    Args:
+        workload: What is served.
+        strategy: With how its replicas serve together.
+        served_model: Weights.
+        replicas: In place of the strategy's own.
+    """
+    served, alone = strategy.served, replace(strategy, served=ONE_REPLICA)
+    if served.prefill is None:
+        workload = in_chunks(workload, served.chunk_tokens)
+        return {"": Deployment(workload, alone, served_model, replicas or served.replicas)}
+    longest = Deployment(workload, alone, served_model).longest  # of whole requests, in either pool
+    pools = {PREFILL.name: (served.prefill, served.prefills), DECODE.name: (alone, served.replicas)}
+    return {
+        phase: Deployment(of_pool(workload, phase), each, served_model, copies, longest_request=longest)
+        for phase, (each, copies) in pools.items()
+    }
 
 
 def _alternative(path: Path | str, record: JsonObject, number: int) -> JsonObject:
@@ -117,7 +144,7 @@ def _alternative(path: Path | str, record: JsonObject, number: int) -> JsonObjec
     return choices[number]
 
 
-def _of_results(folder: Path, question: Question | None, served_model: str | None) -> Deployment:
+def _of_results(folder: Path, question: Question | None, served_model: str | None) -> dict[str, Deployment]:
     """The best strategy of the best run; of a study with several workloads there is none."""
     from raysearch.reports.study_report import NotExplained, best_runs, explain_best
 
@@ -130,4 +157,4 @@ def _of_results(folder: Path, question: Question | None, served_model: str | Non
     except NotExplained as error:
         raise InputError(f"the best strategy of {folder} cannot be exported: {error}") from error
     model = RunSpec.of_record(read_spec(folder, runs[0]["run_id"])).question.get("model")
-    return Deployment(workload, evaluation.strategy, weights_of(workload, model, served_model))
+    return served_deployments(workload, evaluation.strategy, weights_of(workload, model, served_model))

@@ -8,12 +8,11 @@ from functools import cached_property
 
 from raysearch.base.errors import InputError
 from sim.evaluation import Evaluation
-from sim.pools.handover import Link, request_cache_bytes, sharers
 from sim.replay.drive import Replayed, RouterName, as_they_come, by_clients
 from sim.replay.goodput import step_factor
 from sim.replay.replica import Deployed
 from sim.replay.requests import Requests
-from sim.replay.two_pools import Handover, TwoPools, through_pools
+from sim.replay.two_pools import TwoPools, handover_of, through_pools
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -173,25 +172,6 @@ class DisaggregatedFleet:
 
 
 DeployedFleet = AggregatedFleet | DisaggregatedFleet
-
-
-def handover_of(
-    prefill: Workload, strategies: tuple[Strategy, Strategy], *, same_node: bool, hidden: float = 0.0
-) -> Handover:
-    """The way of a KV cache between a prefill and a decode replica."""
-    usual = prefill.prompt_tokens
-    link = Link(prefill, same_node, request_cache_bytes(prefill, usual), hidden)
-    both = min(sharers(prefill, each) for each in strategies)
-    senders, receivers = (each.gpus for each in strategies)
-
-    def of(tokens: int) -> Link:
-        return replace(link, cache_bytes=link.cache_bytes * tokens / usual)
-
-    return Handover(
-        lambda tokens: of(tokens).request_s(both, both),
-        lambda tokens: of(tokens).sending_s(senders),
-        lambda tokens: of(tokens).sending_s(receivers),
-    )
 
 
 def _slower(deployed: Deployed, evaluation: Evaluation, probability: float) -> Deployed:

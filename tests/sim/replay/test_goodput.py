@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 
 import numpy as np
 import pytest
 
+from envs.calls import dims_text, parse_dims_text
+from envs.space import StrategySpace
 from envs.strategy_env import StrategyEnv
+from raysearch.base.file_io import as_strategy, strategy_dict
 from sim.batched import evaluate_many
 from sim.config.catalog import CatalogError, load_workload
 from sim.config.question import Question
@@ -17,13 +21,14 @@ from sim.layers.heuristics import megatron_dims
 from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, joint_space, space_of
 from sim.replay.drive import as_they_come
-from sim.replay.goodput import evaluate_in_phase, goodput
-from sim.replay.goodput_search import best_goodput
+from sim.replay.goodput import evaluate_in_phase, goodput, served_plan
+from sim.replay.goodput_search import best_goodput, goodput_bound
 from sim.replay.replica import Deployed
+from sim.replay.replica_sets import prefill_replicas
 from sim.replay.requests import Lengths, Requests
 from sim.simulate import evaluate
-from sim.strategy import Strategy
-from sim.workload import OpenLoop, Workload
+from sim.strategy import ReplicaSet, Strategy
+from sim.workload import OpenLoop, ServingTables, Workload
 
 ASKED = Question(
     model="qwen3_32b",
@@ -138,11 +143,11 @@ def test_the_bound_of_a_space_with_experts_and_pipelines_is_that_of_brute_force(
 
 def test_goodput_is_the_same_again_and_falls_with_limits_and_bursts(workload: Workload) -> None:
     strategy = dataclasses.replace(every(space_of(workload))[0], tp=4, batch=32)
-    workload = dataclasses.replace(workload, open_loop=OpenLoop(requests=400))
+    workload = dataclasses.replace(workload, open_loop=OpenLoop(requests=200))
     usual = goodput(workload, strategy)
     tighter = goodput(dataclasses.replace(workload, ttft_slo_s=0.2), strategy)
-    bursty = goodput(dataclasses.replace(workload, open_loop=OpenLoop(requests=400, cv=4.0)), strategy)
-    median = goodput(dataclasses.replace(workload, open_loop=OpenLoop(requests=400, percentile=50)), strategy)
+    bursty = goodput(dataclasses.replace(workload, open_loop=OpenLoop(requests=200, cv=4.0)), strategy)
+    median = goodput(dataclasses.replace(workload, open_loop=OpenLoop(requests=200, percentile=50)), strategy)
     assert goodput(workload, strategy) == usual
     assert tighter.share < usual.share
     assert bursty.share < usual.share < 1
@@ -151,7 +156,7 @@ def test_goodput_is_the_same_again_and_falls_with_limits_and_bursts(workload: Wo
 
 def test_without_limits_goodput_is_the_steady_state(workload: Workload) -> None:
     loose = dataclasses.replace(workload, ttft_slo_s=math.inf, tpot_slo_s=math.inf)
-    strategy = dataclasses.replace(every(space_of(workload))[0], tp=2, batch=16)
+    strategy = dataclasses.replace(every(space_of(workload))[0], tp=4, batch=8)
     assert goodput(loose, strategy).evaluation == evaluate(loose, strategy)
 
 
@@ -184,3 +189,66 @@ def test_an_open_loop_is_of_phase_traffic_alone(tmp_path) -> None:
     path.write_text(text.format("serve"), encoding="utf-8")
     with pytest.raises(CatalogError, match="open_loop is of phase 'traffic'"):
         load_workload(str(path))
+
+
+@pytest.fixture(scope="module")
+def served_together() -> Workload:
+    asked = dataclasses.replace(ASKED, gpus=4, osl=60).load()
+    degrees = dataclasses.replace(asked.degrees, tp=(1, 2), pp=(1,), batch=(4, 16))
+    tables = ServingTables(replicas=(1, 2), chunk_tokens=(0, 2048), prefills=(0, 1))
+    return dataclasses.replace(asked, open_loop=OpenLoop(requests=30), degrees=degrees, serving=tables)
+
+
+def every_action(space: StrategySpace) -> set[Strategy]:
+    actions = itertools.product(*map(range, space.sizes))
+    return {space.decode(space.folded(np.array(action))) for action in actions}
+
+
+def test_branch_and_bound_over_replicas_chunks_and_pools_finds_the_optimum_of_brute_force(
+    served_together: Workload,
+) -> None:
+    found = best_goodput(space_of(served_together))
+    everything = every_action(StrategySpace(served_together))
+    worth = {each: evaluate_in_phase(served_together, each) for each in everything}
+    feasible = {each: one.tokens_per_s_per_gpu for each, one in worth.items() if one.feasible}
+    assert found.proven
+    assert found.tokens_per_s_per_gpu == max(feasible.values())
+    assert {bool(each.served.prefill) for each in feasible} == {True, False}
+    assert max(feasible.values()) <= goodput_bound(space_of(served_together))
+
+
+def test_every_way_to_serve_survives_actions_rows_and_records(served_together: Workload) -> None:
+    space = StrategySpace(served_together)
+    assert set(space.names) >= {"replicas", "chunk_tokens", "prefills", "prefill"}
+    for strategy in every_action(space):
+        assert space.decode(space.encode(strategy)) == strategy
+        assert as_strategy(json.loads(json.dumps(strategy_dict(strategy)))) == strategy
+        row = {"tp": strategy.tp, "ep": strategy.ep, "pp": strategy.pp, "batch": strategy.batch}
+        assert as_strategy({**row, **parse_dims_text(dims_text(strategy))}) == strategy
+
+
+def test_replicas_behind_one_router_carry_no_less_each(served_together: Workload) -> None:
+    one = dataclasses.replace(every(space_of(served_together))[0], tp=4, batch=8)
+    limits = {"ttft_slo_s": 0.6, "tpot_slo_s": 0.06, "max_gpus": 16}
+    loose = dataclasses.replace(served_together, **limits, open_loop=OpenLoop(requests=100))
+    shares = [goodput(loose, dataclasses.replace(one, served=ReplicaSet(replicas=count))).share for count in (1, 2, 4)]
+    assert shares == sorted(shares)
+    assert shares[0] < shares[-1]
+
+
+def test_more_gpus_than_there_are_break_a_limit(served_together: Workload) -> None:
+    strategy = dataclasses.replace(every(space_of(served_together))[0], tp=2, served=ReplicaSet(replicas=3))
+    (violation,) = goodput(served_together, strategy).violations
+    assert (violation.kind, violation.needed, violation.allowed) == ("gpus", 6, 4)
+
+
+def test_not_even_a_flood_goes_through_two_pools_faster_than_the_slower_one(served_together: Workload) -> None:
+    prefill = prefill_replicas(served_together)[0].strategy
+    decode = dataclasses.replace(every(space_of(served_together))[0], tp=1, batch=16)
+    for copies in ((1, 1), (2, 1), (1, 3)):
+        plan = served_plan(
+            served_together, dataclasses.replace(decode, served=ReplicaSet(copies[1], 0, copies[0], prefill))
+        )
+        requests = Requests.drawn(np.zeros(200), Lengths(4000), Lengths(60), 0)
+        outcome = plan.replay(requests, lambda log, request, time_s: None)
+        assert len(requests) / outcome.end_s <= 1.01 * plan.bound_per_s

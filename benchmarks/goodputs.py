@@ -1,0 +1,94 @@
+"""The best known goodput of the shipped workloads of phase traffic, its bound, and how far searchers come.
+
+    python benchmarks/goodputs.py                       # all of them, 1,000 calls of each searcher: hours of CPU
+    python benchmarks/goodputs.py traffic_qwen3_32b --calls 100 --searchers random,annealing
+
+The first line of a workload is branch and bound's: tokens/s/GPU of its best, the bound it proves, and the gap after so
+many replays. The others are the best of a searcher after so many calls, over the best known of the workload. The last
+one is the best known under arrivals of eight other seeds: mean and standard deviation of one seed's goodput.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import raysearch as rs
+from raysearch.base.file_io import degrees_text, served_text
+from sim.config.catalog import load_workload
+from sim.config.files import list_names
+from sim.config.question import Question
+from sim.optimum.spaces import space_of
+from sim.replay.goodput import other_seeds
+from sim.replay.goodput_search import best_goodput
+from sim.strategy import Strategy
+from sim.workload import Workload
+
+CALLS = (10, 30, 100, 300, 1000)
+SEARCHERS = ("random", "annealing", "prior")
+
+
+def curve(name: str, searcher: str, calls: int, seed: int) -> tuple[list[float], Strategy | None, float]:
+    """The best after each number of `CALLS`, the strategy, and CPU seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        started_s = time.process_time()
+        found = rs.search(
+            Question(workload=name), searcher, budget=calls, seed=seed, workers=0, out=Path(folder) / "run"
+        )
+        took_s = time.process_time() - started_s
+        best = found.to_frame()["best_so_far"].to_numpy()
+        return [float(best[count - 1]) for count in CALLS if count <= calls], found.strategy, took_s
+
+
+def lines(workload: Workload, searchers: list[str], calls: int, replays: int, seeds: int) -> None:
+    """Prints what is known of a workload."""
+    started_s = time.process_time()
+    exact = best_goodput(space_of(workload), replays)
+    known = exact.tokens_per_s_per_gpu
+    strategy = exact.best.steady_state.strategy if exact.best else None
+    proven = "proven" if exact.proven else f"gap {exact.gap:.1%}"
+    took_s = time.process_time() - started_s
+    print(
+        f"{workload.name}: {known:,.1f}, bound {exact.bound:,.1f}, {proven} after {exact.replayed} replays, "
+        f"{took_s:.0f} CPU s",
+        flush=True,
+    )
+    for searcher in searchers:
+        found = [curve(workload.name, searcher, calls, seed) for seed in range(seeds)]
+        for values, best, _ in found:
+            if values and values[-1] > known:
+                known, strategy = values[-1], best
+        means = np.mean([values for values, _, _ in found], axis=0)
+        text = ", ".join(f"{count}: {value:,.1f}" for count, value in zip(CALLS, means, strict=False))
+        print(f"  {searcher}: {text}; {np.mean([took for _, _, took in found]):.0f} CPU s a run", flush=True)
+    if strategy:
+        others = other_seeds(workload, strategy)
+        print(
+            f"  best known {known:,.1f}, at most {max(known, exact.bound):,.1f}, gap {1 - known / exact.bound:.1%}: "
+            f"{degrees_text(strategy)}; {served_text(strategy.served)}; other seeds {others.mean():,.1f} "
+            f"+- {others.std(ddof=1):,.1f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Prints some lines per workload."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("workloads", nargs="*", help="instead of all")
+    options.add_argument("--calls", type=int, default=CALLS[-1])
+    options.add_argument("--replays", type=int, default=300, help="of branch and bound")
+    options.add_argument("--seeds", type=int, default=1)
+    options.add_argument("--searchers", default=",".join(SEARCHERS))
+    chosen = options.parse_args()
+    for name in chosen.workloads or list_names("workloads"):
+        workload = load_workload(name)
+        if workload.phase == "traffic":
+            lines(workload, chosen.searchers.split(","), chosen.calls, chosen.replays, chosen.seeds)
+
+
+if __name__ == "__main__":
+    main()
