@@ -14,7 +14,7 @@ from scipy.special import log_softmax
 from torch import Tensor, nn
 
 from raysearch.searchers.ppo.advantages import normalize, share_below
-from raysearch.searchers.ppo.config import CopyConfig
+from raysearch.searchers.ppo.algorithm import CopyConfig
 from raysearch.searchers.ppo.coordinates import Coordinates
 from raysearch.searchers.ppo.copy_attention import CopyAttention, MixturePolicyOutput
 from raysearch.searchers.ppo.distribution import IMPOSSIBLE, MultiCategorical, padding_index

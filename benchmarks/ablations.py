@@ -31,7 +31,7 @@ from envs.strategy_env import StrategyEnv
 from raysearch.base.file_io import write_json
 from raysearch.optima.optimum_cache import find_cached_optimum
 from raysearch.searchers.interface import Outcome
-from raysearch.searchers.ppo.config import CopyConfig
+from raysearch.searchers.ppo.algorithm import CopyConfig
 from raysearch.searchers.registry import check_options
 from raysearch.testing.stepping import Stepped
 from sim.config.catalog import load_workload

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,9 +22,7 @@ from torch import Tensor, nn
 from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
 from raysearch.searchers.machine_state import check_moments, checked_mersenne
-
-if TYPE_CHECKING:
-    from raysearch.searchers.sb3_ppo import SB3Options
+from raysearch.searchers.ppo.ppo_options import SB3Options
 
 Sb3Observation = NDArray[np.float32]
 

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, final
+from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
-from raysearch.searchers.interface import Outcome, RewardOptions, Searcher
-
-
-class SB3Options(RewardOptions):
-    """Settings of `sb3_ppo`; what is not here has Stable-Baselines3's default.
-
-    See `raysearch.searchers.ppo.ppo_options`.
-
-    Attributes:
-        rollout_calls: Calls between two updates.
-        gradient_steps: Passes of each update over the whole rollout, one gradient step each.
-        learning_rate: Of the first call; it falls to 0 on a cosine over the budget.
-        confidence_threshold: tau: the agent restarts once every head's largest probability reaches it.
-        chunks: An agent lives for budget / chunks calls at most.
-        embedding: Width of the strategy embedding, of the encoder block (4 heads) and of the MLPs.
-    """
-
-    rollout_calls: Annotated[int, Field(ge=2)]
-    gradient_steps: Annotated[int, Field(ge=1)]
-    learning_rate: Annotated[float, Field(gt=0)]
-    confidence_threshold: Annotated[float, Field(ge=0, le=1)]
-    chunks: Annotated[int, Field(ge=1)]
-    embedding: Annotated[int, Field(ge=1, multiple_of=4)]
+from raysearch.searchers.interface import Outcome, Searcher
+from raysearch.searchers.ppo.ppo_options import SB3Options
 
 
 @final

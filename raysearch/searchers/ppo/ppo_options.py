@@ -1,4 +1,4 @@
-"""What a study may set about both presets of PPO, and about the paper's, with the paper's values as defaults."""
+"""What a study may set about the presets of PPO: what both have, the paper's, and the paper's on another library."""
 
 from __future__ import annotations
 
@@ -93,3 +93,23 @@ class Options(SharedOptions, RewardOptions):
     hidden: Width = 256
     feed_forward: Width = 256
     attention_heads: Width = 4
+
+
+class SB3Options(RewardOptions):
+    """Settings of `sb3_ppo`, the same agent on Stable-Baselines3; what is not here has that library's default.
+
+    Attributes:
+        rollout_calls: Calls between two updates.
+        gradient_steps: Passes of each update over the whole rollout, one gradient step each.
+        learning_rate: Of the first call; it falls to 0 on a cosine over the budget.
+        confidence_threshold: tau: the agent restarts once every head's largest probability reaches it.
+        chunks: An agent lives for budget / chunks calls at most.
+        embedding: Width of the strategy embedding, of the encoder block (4 heads) and of the MLPs.
+    """
+
+    rollout_calls: Annotated[int, Field(ge=2)]
+    gradient_steps: PositiveInt
+    learning_rate: PositiveFloat
+    confidence_threshold: UnitInterval
+    chunks: PositiveInt
+    embedding: Annotated[int, Field(ge=1, multiple_of=4)]

@@ -19,8 +19,7 @@ from raysearch.searchers.ppo.copy_options import CopyOptions
 from raysearch.searchers.ppo.ppo_options import Options
 
 if TYPE_CHECKING:
-    from raysearch.searchers.ppo.algorithm import LearnToShard
-    from raysearch.searchers.ppo.config import LearnToShardConfig
+    from raysearch.searchers.ppo.algorithm import LearnToShard, LearnToShardConfig
 
 
 class AgentSearcher(Searcher):
