@@ -6,7 +6,7 @@ forms may have equal figures (a degree spelled out as dp = ep, choices that a si
 
 With tp = 1 all 3^12 dims of the joint space are one strategy. Counting them as many inflates a space, the share of
 strategies that a search calls for the first time, and the search itself. Where attention's side or the experts' alone
-has groups of one GPU, its choices still decide how the residual stream crosses between the two.
+has groups of one GPU, its choices change no figure either, but which ops are its own is the model's to say.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Sides:
         layer = self.experts.layer
         leaves, takes = self.rank_by_op[tensor.producer], self.rank_by_op[tensor.consumers[0]]
         route = self._queries if tensor.name == "qkv" else partial(crossing, leaves, takes)
-        return _each_once(tensor, ends, layer, layer, route)
+        return _each_once(tensor, ends, layer, layer, takes, route)
 
     def _queries(self, tensor: Tensor, source: Placement, target: Placement) -> tuple[Collective, ...]:
         """Queries, keys and values on the mesh (tp, cp): all GPUs that share a context take the same of them.
@@ -130,13 +130,17 @@ def _each_once(
     ends: tuple[int, ...],
     layer: Layer,
     into: Layer,
+    takes: Rank,
     route: Callable[[Tensor, Placement, Placement], tuple[Collective, ...]],
 ) -> Moves:
-    """The collectives of a tensor to each consumer. What is moved for one is not moved again, nor is a piece of it."""
+    """The collectives of a tensor to each consumer. What is moved for one is not moved again, nor is a piece of it.
+
+    A group of one GPU takes the whole, however its ops shard what they read.
+    """
     source = rule(layer.op(tensor.producer), layer, ends[0]).output
     consumers = [into.op(name) for name in tensor.consumers]
     targets = [
-        rule(op, into, choice).inputs[op.inputs.index(tensor.name)]
+        rule(op, into, choice).inputs[op.inputs.index(tensor.name)] if takes.tp > 1 else REPLICATE
         for op, choice in zip(consumers, ends[1:], strict=True)
     ]
     return tuple(
@@ -222,7 +226,7 @@ class Meeting:
         if self.leaves is self.takes:
             return sum([move_s(self.leaves, move) for move in moves(layer, self.stream, ends, self.into)])
         route = partial(crossing, self.leaves, self.takes)
-        return sum([seconds(each) for each in _each_once(self.stream, ends, layer, self.into, route)])
+        return sum([seconds(each) for each in _each_once(self.stream, ends, layer, self.into, self.takes, route)])
 
 
 def sides(attention: Rank, experts: Rank) -> Sides:

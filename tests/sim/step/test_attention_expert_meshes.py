@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation, OpBreakdown
+from sim.layers.dims import dims_of
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.mixers import GroupedAttention
 from sim.ops.layers import op_names
@@ -245,6 +246,19 @@ def test_every_extended_strategy_has_finite_figures_that_add_up(name: str, seed:
     assert evaluation.tokens_per_s_per_gpu == pytest.approx(throughput, rel=1e-12)
     for op in evaluation.ops:
         assert all(c.degree > 1 and c.bytes_per_device > 0 and c.time_s > 0 for c in op.collectives)
+
+
+@pytest.mark.parametrize(("side", "tp", "dp", "ep"), [("experts", 4, 8, 32), ("attention", 1, 32, 8)])
+def test_the_choices_of_a_side_of_one_gpu_change_nothing(side: str, tp: int, dp: int, ep: int) -> None:
+    """Two ops that read the residual stream in two shards get the whole of it once, as any two do."""
+    workload, rng = WORKLOADS["gpt_moe_1_2t_16k"], np.random.default_rng(0)
+    space = extended_space(workload)
+    own = np.array([dim.op.side == side for dim in dims_of(workload)])
+    for _ in range(40):
+        some, others = (space.sample(rng).dims for _ in range(2))
+        mixed = tuple(np.where(own, others, some).tolist())
+        one, other = (evaluate(workload, Strategy(tp, ep, 1, 256, dims, 1, dp)) for dims in (some, mixed))
+        assert (one.tpot_s, one.memory_bytes) == (other.tpot_s, other.memory_bytes)
 
 
 @pytest.mark.parametrize("name", ["gpt_moe_1_2t_16k", "llama_3_1_405b_8k"])
