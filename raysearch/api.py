@@ -186,6 +186,7 @@ def pools(
     sweep: Mapping[str, Sequence[float]] | None = None,
     kv_hidden: float = 0.0,
     resharded: bool = False,
+    afd: bool = False,
     host_gb: float = 200.0,
     host_gb_per_s: float = 50.0,
     requests: int = 2000,
@@ -200,6 +201,7 @@ def pools(
         sweep: Several values of isl, gpus, ttft_ms or requests_per_s, by name: a comparison for each combination.
         kv_hidden: Share of the KV cache's transfer that overlaps with prefill, 0 to 1.
         resharded: Also a pool that re-shards its weights between prefill and decode, which no engine can do yet.
+        afd: Also a decode pool whose attention and experts have GPUs of their own.
         host_gb: Host memory for KV caches per GPU, in 1e9 bytes, where a pool re-shards.
         host_gb_per_s: A GPU's link to it, per direction.
         requests: Under a load, of a replay.
@@ -224,6 +226,7 @@ def pools(
             host=host,
             requests=requests,
             progress=tell,
+            afd=afd,
         )
 
 

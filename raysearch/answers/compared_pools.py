@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
+from raysearch.base.file_io import degrees_text, strategy_dict
 from raysearch.base.limits import check_rate
 from raysearch.deploy.pools.pool_comparison import Case, PoolComparison, along_traffic
 from raysearch.deploy.pools.pools_files import COLUMNS, answers_dict, rows, write_answers
 from sim.config.question import Question
+from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
+from sim.optimum.exact_search import find_best
+from sim.optimum.spaces import space_of
+from sim.pools.afd import AfdPool, best_afd
 from sim.pools.matching import Limits
 from sim.pools.resharding import Host
-from sim.pools.traffic import Traffic, TrafficKind
+from sim.pools.traffic import Traffic, TrafficKind, workload_of
+from sim.serving.phases import DECODE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,10 +41,12 @@ class PoolsResult(Result):
     Attributes:
         question: What was asked.
         points: One comparison per combination of what was swept.
+        afd: Whether the decode pool of the first point is also laid out with experts on GPUs of their own.
     """
 
     question: Question
     points: Sequence[PoolComparison]
+    afd: bool = False
 
     @classmethod
     def of(
@@ -51,6 +60,7 @@ class PoolsResult(Result):
         host: Host | None,
         requests: int,
         progress: Callable[[str], None],
+        afd: bool = False,
     ) -> PoolsResult:
         """Answers a question; see `raysearch.api.pools`."""
         sweep = sweep or {}
@@ -69,6 +79,8 @@ class PoolsResult(Result):
             gpus=int(max(sweep["gpus"])) if "gpus" in sweep else question.gpus,
         )
         workload = question.load()
+        if afd and not workload.model.is_moe:
+            raise InputError(f"--set afd: {workload.model.name} has no experts to set apart: leave it out")
         kept = 1 - workload.margin
         ttfts_s = [each / 1e3 for each in sweep["ttft_ms"]] if "ttft_ms" in sweep else [workload.ttft_slo_s]
         limits = [
@@ -79,7 +91,18 @@ class PoolsResult(Result):
         ]
         unlimited = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf)
         case = Case(unlimited, mixes[0], limits[0], kv_hidden, host, requests)
-        return cls(question, along_traffic(case, mixes, limits, progress))
+        return cls(question, along_traffic(case, mixes, limits, progress), afd)
+
+    @cached_property
+    def decode_pools(self) -> tuple[AfdPool | None, Evaluation | None]:
+        """The best decode pool with experts on GPUs of their own, and the best with them on the same ones."""
+        case = self.points[0].case
+        limited = replace(
+            workload_of(case.traffic, case.workload, DECODE.name),
+            tpot_slo_s=case.limits.tpot_s / (1 - case.workload.margin),
+            max_gpus=case.limits.gpus,
+        )
+        return best_afd(limited), find_best(space_of(limited)).evaluation
 
     @property
     def feasible(self) -> bool:
@@ -93,7 +116,17 @@ class PoolsResult(Result):
 
     def to_dict(self) -> JsonObject:
         """The answer as `raysearch pools --json` prints it."""
-        return answers_dict(self.points, self.question)
+        return answers_dict(self.points, self.question) | (self._afd_dict() if self.afd else {})
+
+    def _afd_dict(self) -> JsonObject:
+        apart, together = self.decode_pools
+        beside = together and {
+            "tokens_per_s_per_gpu": together.tokens_per_s_per_gpu,
+            "tpot_s": together.tpot_s,
+            "gpus": together.gpus,
+            "strategy": strategy_dict(together.strategy),
+        }
+        return {"afd": {"apart": {**asdict(apart), "gpus": apart.gpus} if apart else None, "together": beside}}
 
     def to_rows(self) -> list[JsonObject]:
         """A row per point: limits, and of each way its requests/s, GPUs and goodput per GPU."""
@@ -103,7 +136,32 @@ class PoolsResult(Result):
         """What `raysearch pools` prints."""
         from raysearch.deploy.pools.pools_text import pools_blocks
 
-        return pools_blocks(self.points)
+        yield from pools_blocks(self.points)
+        if self.afd:
+            yield self._afd_text()
+
+    def _afd_text(self) -> str:
+        """Both decode pools, in words."""
+        apart, together = self.decode_pools
+        lines = ["decode pool with attention and experts on GPUs of their own (AFD)"]
+        if apart is None:
+            lines.append("  none keeps the limits")
+        else:
+            tp = f"tensor-parallel over {apart.attention_tp}" if apart.attention_tp > 1 else "data-parallel"
+            lines += [
+                f"  {apart.attention_gpus} GPUs for attention, {tp}, {apart.expert_gpus} for experts; "
+                f"{apart.microbatches} microbatches of {apart.batch:,}",
+                f"  of a layer and microbatch: attention {apart.attention_s * 1e6:,.0f} us, experts "
+                f"{apart.experts_s * 1e6:,.0f}, there {apart.to_experts_s * 1e6:,.0f}, back {apart.back_s * 1e6:,.0f}; "
+                f"{apart.hidden_share:.0%} of the way is hidden",
+                f"  {apart.tokens_per_s_per_gpu:,.1f} tokens/s per GPU, {apart.tpot_s * 1e3:.1f} ms per token",
+            ]
+        if together:
+            lines.append(
+                f"decode pool with both on the same GPUs: {together.tokens_per_s_per_gpu:,.1f} tokens/s per GPU, "
+                f"{together.tpot_s * 1e3:.1f} ms per token, {degrees_text(together.strategy)}"
+            )
+        return "\n".join(lines)
 
     def figure(self) -> Figure:
         """Requests/s per GPU of each way along what was swept."""

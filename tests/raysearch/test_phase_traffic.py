@@ -74,6 +74,14 @@ def test_a_search_states_its_bound_and_its_gap_and_finds_no_more_than_the_optimu
     assert found["gap"] == pytest.approx(1 - found["best"] / bound)
 
 
+def test_the_default_searcher_finds_ways_to_serve(
+    raysearch: Command, tmp_path: Path, asked: tuple[str, ...], optimum: dict[str, float]
+) -> None:
+    out = ("--budget", "12", "--out", str(tmp_path / "p"))
+    found = json.loads(raysearch("search", "-s", "prior", *out, *asked, "--json").stdout)
+    assert 0 < found["best"] <= optimum["tokens_per_s_per_gpu"]
+
+
 def test_the_optimum_is_told_with_its_goodput_and_that_of_other_seeds(optimum: dict[str, Any]) -> None:
     goodput = optimum["goodput"]
     assert goodput["requests_per_s"] * 60 / goodput["gpus"] == pytest.approx(optimum["tokens_per_s_per_gpu"])

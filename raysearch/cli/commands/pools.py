@@ -37,6 +37,9 @@ def show_pools(
     resharded: Annotated[
         bool, Setting("Also a pool that re-shards its weights between prefill and decode, which no engine can do yet.")
     ] = False,
+    afd: Annotated[
+        bool, Setting("Also a decode pool whose attention and experts have GPUs of their own (attention-FFN split).")
+    ] = False,
     host_gb: Annotated[float, Setting("Host memory for KV caches per GPU, where a pool re-shards.", least=0.0)] = 200.0,
     host_gb_per_s: Annotated[float, Setting("A GPU's link to host memory, GB/s per direction.", least=1e-3)] = 50.0,
     requests: Annotated[int, Setting("Requests in one simulated run.", least=10, most=10_000_000)] = 2000,
@@ -55,6 +58,7 @@ def show_pools(
       raysearch pools --model qwen3_235b_a22b --gpus 32 --set mix=1000:200:7,16000:1000:3 --tpot-ms 50 --ttft-ms 2000
       raysearch pools --model llama_3_1_70b --gpus 32 --osl 500 --tpot-ms 30 \\
           --set "sweep=isl=1000,4000,16000;ttft-ms=300,500,1000,2000,4000" --out results/pools
+      raysearch pools --model deepseek_v3 --hardware h200_sxm --gpus 72 --isl 4000 --osl 500 --tpot-ms 30 --set afd
       raysearch pools --model llama_3_1_70b --gpus 64 --isl 8000 --osl 500 --tpot-ms 30 \\
           --set sweep=requests-per-s=0.5,2,8
     """
@@ -71,6 +75,7 @@ def show_pools(
             host=Host(host_gb * 1e9, host_gb_per_s * 1e9) if resharded else None,
             requests=requests,
             progress=tell,
+            afd=afd,
         )
     loaded(found.question)  # which says what is to be known of the model
     if out is not None:

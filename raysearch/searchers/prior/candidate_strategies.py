@@ -44,7 +44,9 @@ class CandidateStrategies:
         ]
         self.batch = space.names.index("batch")
         degrees = {*self._degrees, self.batch}
-        self._dims = [place for place in range(len(space.sizes)) if place not in degrees]
+        self._dims = [place for place, each in enumerate(space.coordinates) if not each.ordered]
+        # How replicas serve together, of which neither rules nor the belief know anything.
+        self._served = [place for place in range(len(space.sizes)) if place not in {*degrees, *self._dims}]
         self._engine = space_of(space.workload).engine is not None and not space.degrees_only
         self.bases = self._meshes()
         self.dims = self._pool(pool)
@@ -161,6 +163,8 @@ class CandidateStrategies:
         picked = np.arange(pairs) if pairs <= count else np.sort(rng.choice(pairs, count, replace=False))
         found = self.bases[picked // len(self._doublings)]
         found[:, self.batch] = self._doublings[picked % len(self._doublings)]
+        if self._served:
+            found[:, self._served] = rng.integers(self._sizes[self._served], size=(len(found), len(self._served)))
         runs = self._batches[found[:, self.batch]] <= self._most_batch[picked // len(self._doublings)]
         return found[runs] if runs.any() else found
 
@@ -175,7 +179,7 @@ class CandidateStrategies:
     def mutated(self, parents: Action, count: int, rng: np.random.Generator) -> Action:
         """Up to `count` neighbours of some actions `[n, A]`: a degree, the batch, a few dims, or some of each."""
         found = parents[rng.integers(len(parents), size=count)]
-        for place in [*self._degrees, self.batch]:
+        for place in [*self._degrees, self.batch, *self._served]:
             long = place == self.batch and self._sizes[place] > 32
             reach = 2 ** rng.integers(0, int(self._sizes[place]).bit_length(), size=count) if long else 1
             step = rng.choice((-1, 0, 1), p=(0.12, 0.76, 0.12), size=count) * reach
@@ -183,7 +187,8 @@ class CandidateStrategies:
         if self._engine:
             jump = rng.random(count) < 0.3
             drawn = self.bases[rng.integers(len(self.bases), size=count)]
-            drawn[:, self.batch] = found[:, self.batch]
+            kept = [self.batch, *self._served]
+            drawn[:, kept] = found[:, kept]
             found[jump] = drawn[jump]
         elif self._dims:
             share = rng.choice((0.0, 1 / len(self._dims), 2.5 / len(self._dims)), size=(count, 1))
