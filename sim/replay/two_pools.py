@@ -156,7 +156,8 @@ class _Journey:
         heapq.heappush(self._due, (time_s, next(self._order), happen))
 
     def _send(self, request: int, time_s: float) -> None:
-        min(self._prefills, key=lambda replica: replica.unfinished).submit(request, time_s)
+        if not min(self._prefills, key=lambda replica: replica.unfinished).submit(request, time_s):
+            self._answered(request, time_s)  # a client who is refused sends the next one
 
     def _computed(self, sender: int, request: int, time_s: float) -> None:
         self._later(time_s, partial(self._hand_over, sender, request))
@@ -175,7 +176,8 @@ class _Journey:
 
     def _arrive(self, receiver: int, request: int, time_s: float) -> None:
         self._on_the_way[receiver] -= 1
-        self._decodes[receiver].submit(request, time_s, computed=True)
+        if not self._decodes[receiver].submit(request, time_s, computed=True):
+            self._answered(request, time_s)
 
     def _answered(self, _request: int, time_s: float) -> None:
         if self._left:

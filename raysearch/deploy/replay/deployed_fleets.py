@@ -13,7 +13,7 @@ from sim.replay.goodput import step_factor
 from sim.replay.replica import Deployed
 from sim.replay.requests import Requests
 from sim.replay.two_pools import TwoPools, handover_of, through_pools
-from sim.serving.phases import phase_of
+from sim.serving.phases import TRAFFIC, phase_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -79,6 +79,15 @@ class AggregatedFleet:
     def bound_per_s(self, prompt_tokens: float, output_tokens: float) -> float:
         """Requests per second in the steady state of a full batch, without queues."""
         return _rate_per_s(self.deployed, self.evaluation, prompt_tokens, output_tokens) * self.replicas
+
+    def most_per_s(self, prompt_tokens: float, output_tokens: float) -> float:
+        """The same at its best, which no load exceeds for long: prompts of all attention groups meet, none stalls."""
+        workload = self.deployed.prices.workload
+        if not phase_of(workload).mixes:
+            return self.bound_per_s(prompt_tokens, output_tokens)
+        best = evaluate(replace(workload, phase=TRAFFIC.name), self.strategy)
+        rate_per_s = _rate_per_s(self.deployed, best, prompt_tokens, output_tokens) * self.replicas
+        return max(rate_per_s, self.bound_per_s(prompt_tokens, output_tokens))
 
     def at(self, probability: float) -> AggregatedFleet:
         """The same with steps as long as they are at most with a probability."""
@@ -156,6 +165,10 @@ class DisaggregatedFleet:
             pools.prefills * _rate_per_s(pools.prefill, prefill, prompt_tokens, output_tokens),
             pools.decodes * _rate_per_s(pools.decode, decode, prompt_tokens, output_tokens),
         )
+
+    def most_per_s(self, prompt_tokens: float, output_tokens: float) -> float:
+        """What no load exceeds for long: the same."""
+        return self.bound_per_s(prompt_tokens, output_tokens)
 
     def at(self, probability: float) -> DisaggregatedFleet:
         """The same with steps of both pools as long as they are at most with a probability."""

@@ -148,7 +148,7 @@ def replayed_traffic(setup: ReplaySetup, progress: OnReplay = lambda _: None) ->
     if not limited or setup.sent.rate_per_s is None:
         return report
     progress("the load at which it breaks")
-    return replace(report, breaks_at_per_s=_breaks_at(setup, report.bound_per_s))
+    return replace(report, breaks_at_per_s=_breaks_at(setup))
 
 
 def holds(setup: ReplaySetup, fleet: DeployedFleet, seed: int = 0) -> bool:
@@ -205,9 +205,9 @@ def _spread_of(values: Floats, counts: Floats | None = None) -> Mapping[str, flo
     return {"mean": float(np.average(values, weights=weights)), **found}
 
 
-def _breaks_at(setup: ReplaySetup, bound_per_s: float) -> float:
+def _breaks_at(setup: ReplaySetup) -> float:
     """The highest rate at which the limits hold, by halving, on the same requests at other distances."""
-    low, high = 0.0, 1.05 * bound_per_s
+    low, high = 0.0, 1.05 * setup.fleet.most_per_s(*setup.sent.mean_tokens)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         carried = holds(replace(setup, sent=setup.sent.at(middle)), setup.fleet)

@@ -108,3 +108,13 @@ def test_who_lacks_room_in_the_decode_pool_is_computed_anew_there(pools: TwoPool
     done = through_pools(small, _sent([0.0, 0.0], answers=200))
     assert done.preempted == 1
     assert not np.isnan(done.done_s).any()
+
+
+def test_a_client_whose_request_is_refused_by_either_pool_sends_the_next_one(pools: TwoPools) -> None:
+    lengths = np.full(12, 1000)
+    lengths[[0, 5]] = 10**7
+    requests = Requests(np.zeros(12), lengths, np.full(12, 4))
+    done = through_pools(pools, requests, clients=1)
+    assert np.isnan(done.done_s).nonzero()[0].tolist() == [0, 5]
+    small = replace(pools, decode=replace(pools.decode, room_tokens=500.0))
+    assert np.isnan(through_pools(small, _sent([0.0] * 3), clients=1).done_s).all()

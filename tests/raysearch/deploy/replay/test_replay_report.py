@@ -13,8 +13,10 @@ from raysearch.answers.replayed import ReplayResult
 from raysearch.base.errors import InputError
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet
 from raysearch.deploy.replay.replay_report import ReplayReport
+from sim.optimum.spaces import space_of
 from sim.pools.matching import Matched
 from sim.replay.goodput import step_factor
+from sim.strategy import Strategy
 from tests.conftest import Command
 
 QUESTION: dict[str, Any] = {"model": "llama_3_1_8b", "isl": 1000, "osl": 100, "tpot_ms": 12, "ttft_ms": 150}
@@ -42,6 +44,17 @@ def test_little_load_holds_and_too_much_does_not() -> None:
     assert light.report.breaks_at_per_s is not None
     assert light.report.breaks_at_per_s == pytest.approx(heavy.report.breaks_at_per_s, rel=0.3)
     assert light.report.breaks_at_per_s < light.report.bound_per_s
+
+
+def test_the_search_for_the_breaking_load_ends_at_a_bound_that_attention_groups_in_step_do_not_exceed() -> None:
+    workload = rs.question(model="qwen3_235b_a22b", isl=4000, osl=200, gpus=16).load()
+    dims = space_of(workload).parts()[0].only_dims
+    one, groups = (
+        AggregatedFleet.of(workload, strategy, 2)
+        for strategy in (Strategy(8, 8, 1, 32, dims, 1, 1), Strategy(1, 16, 1, 64, dims))
+    )
+    assert one.most_per_s(4000, 200) == pytest.approx(one.bound_per_s(4000, 200))
+    assert groups.most_per_s(4000, 200) > 1.2 * groups.bound_per_s(4000, 200)
 
 
 def test_the_limits_hold_below_the_load_at_which_they_break_and_not_above() -> None:
