@@ -173,7 +173,7 @@ def workload_dict(workload: Workload, question: Question) -> JsonObject:
         **({"tp_inner": workload.tp_inner} if workload.tp_inner != USUAL_RANKS else {}),
         **({"overlap_parts": workload.overlap_parts} if workload.overlap_parts > 1 else {}),
         **({"all_reduce": question.all_reduce} if question.all_reduce else {}),
-        **{name: True for name in ("fp8_gather", "merge_gathers") if getattr(workload.hardware, name)},
+        **{name: True for name in ("fp8_gather", "merge_collectives") if getattr(workload.hardware, name)},
         **({"stage_layers": workload.stage_layers} if workload.stage_layers else {}),
         "prompt_wait_steps": workload.prompt_wait_steps,
         "speculation": _speculation_dict(workload),

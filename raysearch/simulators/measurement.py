@@ -137,7 +137,7 @@ def refuse_beyond_plain_decoding(workload: Workload, simulator: str) -> None:
         raise InputError(f"{simulator} knows no overlap of two half batches: leave out two_batch_overlap")
     if workload.overlap_parts > 1:
         raise InputError(f"{simulator} knows no operators in parts: leave out overlap_parts")
-    for name in ("fp8_gather", "merge_gathers"):
+    for name in ("fp8_gather", "merge_collectives"):
         if getattr(workload.hardware, name):
             raise InputError(f"{simulator} gathers every tensor as it is, by itself: leave out {name}")
     if workload.prompt_wait_steps:

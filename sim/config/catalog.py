@@ -297,7 +297,7 @@ def cells_of(model: Model, weights: str, *, drafts: bool) -> tuple[str, ...]:
 def under_engine(workload: Workload, name: str) -> Workload:
     """A workload under another inference engine: what that can run, its kernels, its own time and memory policy."""
     rules, curves = engine_rules(name), workload.hardware.curves
-    hardware, calibration = replace(workload.hardware, fp8_gather=False, merge_gathers=False), None
+    hardware, calibration = replace(workload.hardware, fp8_gather=False, merge_collectives=False), None
     if curves is not None:
         calibration = curves.calibration
         all_reduce = curves.all_reduce if curves.all_reduce in rules.all_reduces else rules.kernels
@@ -416,7 +416,7 @@ def assembled(
         "kernels": kernels,
         "all_reduce": file.all_reduce,
         "fp8_gather": file.fp8_gather or None,
-        "merge_gathers": file.merge_gathers or None,
+        "merge_collectives": file.merge_collectives or None,
     }
     chosen = {key: value for key, value in software.items() if value is not None}
     stated = read_config(hardware_path, HardwareFile).model_copy(update=chosen)
@@ -534,7 +534,7 @@ def _check_no_engine_is_asked_for_more(file: WorkloadFile) -> None:
     beyond = {
         "overlap_parts": (file.overlap_parts > 1, "no plan of an engine pipelines operators"),
         "fp8_gather": (file.fp8_gather, "no engine quantises what it gathers"),
-        "merge_gathers": (file.merge_gathers, "no engine gathers weights at use"),
+        "merge_collectives": (file.merge_collectives, "no engine merges collectives"),
     }
     for name, (asked, why) in beyond.items():
         if asked and file.space not in OWN_SPACES:
@@ -555,9 +555,9 @@ def _check_no_engine_is_asked_for_more(file: WorkloadFile) -> None:
                 f"all_reduce: {rules.title} cannot be told to use {file.all_reduce!r}, but {', '.join(known)}: name "
                 "one of these, another space, such as 'joint', or leave all_reduce out"
             )
-    if file.merge_gathers and file.overlap_parts > 1:
+    if file.merge_collectives and file.overlap_parts > 1:
         raise CatalogError(
-            "merge_gathers: a gather in parts is no one call with that of a weight: leave out overlap_parts or this"
+            "merge_collectives: a gather in parts is no one call with that of a weight: leave out overlap_parts or this"
         )
 
 

@@ -328,7 +328,7 @@ class HardwareFile(FileSchema):
     communication_overlap: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     # Neither is usual: left out of digests, as they were before they could be asked for.
     fp8_gather: Switch = False
-    merge_gathers: Switch = False
+    merge_collectives: Switch = False
     expected_error: _ExpectedError = _ExpectedError()
     compute: _Compute
     hbm: _Hbm
@@ -449,6 +449,6 @@ class HardwareFile(FileSchema):
             curves=curves,
             communication_overlap=self.communication_overlap,
             fp8_gather=self.fp8_gather,
-            merge_gathers=self.merge_gathers,
+            merge_collectives=self.merge_collectives,
             errors=self.expected_error.to_si(calibration),
         )

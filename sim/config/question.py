@@ -222,12 +222,14 @@ class Question:
         ),
     ] = None
     tp_inner: Annotated[
-        Literal[2, 4, 8, 16] | None,
+        int | None,
         About(
             "In the space two_dimensional, GPUs of the inner sub-axis of tp, b of tp = a x b: 2, 4, 8 or 16.",
             "search",
             "2",
             "tp_inner",
+            least=2,
+            most=16,
             rare=True,
         ),
     ] = None
@@ -267,13 +269,14 @@ class Question:
             rare=True,
         ),
     ] = None
-    merge_gathers: Annotated[
+    merge_collectives: Annotated[
         bool | None,
         About(
-            "Let the all-gathers of an op's input and of its weight be one call where that is faster.",
+            "Let neighbouring collectives be one call where that is legal and faster (two inputs of an op, an input "
+            "and a gathered weight), and an all-reduce be a reduce-scatter and an all-gather.",
             "deployment",
             "off",
-            "merge_gathers",
+            "merge_collectives",
             rare=True,
         ),
     ] = None

@@ -533,7 +533,7 @@ class WorkloadFile(FileSchema):
     expert_exchange: ExpertExchange | None = None  # what the engine does; all_to_all on the bare machine
     two_batch_overlap: Switch = False
     fp8_gather: Switch = False
-    merge_gathers: Switch = False
+    merge_collectives: Switch = False
     # Pairs of neighbours: left out of digests, as it was before other splits were there.
     tp_inner: Annotated[Literal[2, 4, 8, 16], Field(exclude_if=_is_two)] = 2  # GPUs of tp's inner sub-axis
     overlap_parts: Annotated[Count, Field(le=MOST_PARTS, exclude_if=_is_one)] = 1  # nothing is hidden

@@ -52,7 +52,8 @@ class AddendTables:
     """
 
     def __init__(self, sides: Sides, choices: Mapping[str, Sequence[int]]) -> None:
-        self._sides, self._sum = sides, layer_sum(sides.experts.layer)
+        merges = sides.experts.workload.hardware.merge_collectives
+        self._sides, self._sum = sides, layer_sum(sides.experts.layer, merges=merges)
         costs = [addend for addend in self._sum.costs if addend.name in choices]
         self.choices = {addend.name: tuple(choices[addend.name]) for addend in costs}
         self.costs: Mapping[str, Mapping[int, OpCost]] = {
@@ -88,7 +89,7 @@ class AddendTables:
         layer, tensor = self._sum.layer, self._sum.layer.tensor(addend.name)
         ops = tuple(dict.fromkeys(addend.ops))
         workload = self._sides.experts.workload
-        alone = workload.overlap_parts == 1 and not workload.hardware.merge_gathers
+        alone = workload.overlap_parts == 1 and not workload.hardware.merge_collectives
         moved = (layer, tensor) if alone and self._sides.within_a_group(tensor) else None
         examples, which = _alike(addend.ops, tuple([self.choices[op] for op in ops]), moved)
         seconds = np.array([sum(addend.price(self._sides, ends)) for ends in examples])

@@ -24,7 +24,7 @@ from sim.prices.calibration import DISPATCH_EACH
 from sim.prices.curves import MEMOISED, DeepepMode
 from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint, Protocol
 from sim.prices.mesh import MeshGroup
-from sim.prices.priced import EXACT, Interval, PricedKernel, error_interval, mean_error
+from sim.prices.priced import EXACT, Interval, PricedKernel, error_interval, mean_error, wider
 from sim.prices.roofline import Kernel, kernel_time
 from sim.prices.torus import best_torus_time_s
 from sim.sharding.redistribute import sent_share
@@ -115,9 +115,25 @@ def collective_price(
         activation_each: Bytes per element of an activation, which may travel in fp8; 0 for what must not.
     """
     plain = _uncompressed(hardware, kind, group, tensor_bytes, axis)
+    if hardware.merge_collectives and kind == "all_reduce":
+        return min(plain, _in_two_calls(hardware, group, tensor_bytes, axis))
     if not hardware.fp8_gather or kind != "all_gather" or activation_each != 2:
         return plain
     return min(plain, _gather_in_fp8(hardware, group, tensor_bytes, axis))  # by time
+
+
+def _in_two_calls(hardware: Hardware, group: MeshGroup, tensor_bytes: float, axis: str) -> PricedKernel:
+    """An all-reduce as a reduce-scatter, and a gather of what it leaves."""
+    scatter, gather = (
+        _uncompressed(hardware, kind, group, tensor_bytes, axis) for kind in ("reduce_scatter", "all_gather")
+    )
+    return scatter._replace(
+        time_s=scatter.time_s + gather.time_s,
+        error=max(scatter.error, gather.error),
+        interval=wider(scatter.interval, gather.interval),
+        extrapolated=scatter.extrapolated or gather.extrapolated,
+        algorithm=f"reduce-scatter ({scatter.algorithm}) and all-gather",
+    )
 
 
 def _gather_in_fp8(hardware: Hardware, group: MeshGroup, tensor_bytes: float, axis: str) -> PricedKernel:

@@ -268,7 +268,7 @@ class Hardware:
         curves: Fitted curves of the engine, or None to price everything by medians.
         communication_overlap: Share of every collective that hides behind other work.
         fp8_gather: Whether all-gathers of 16-bit activations may travel in fp8, where that is faster.
-        merge_gathers: Whether the all-gathers of an op's input and of its weight may be one call, where that is faster.
+        merge_collectives: Whether neighbouring collectives may be one call, where that is legal and faster.
         errors: What to expect of figures that no cross-validation covers.
         vendor: Who makes it, in lower case; None if unknown.
     """
@@ -285,7 +285,7 @@ class Hardware:
     curves: Curves | None = None
     communication_overlap: float = 0.0
     fp8_gather: bool = False
-    merge_gathers: bool = False
+    merge_collectives: bool = False
     errors: ErrorModel = ErrorModel(0.12, 0.35, 0.3)
     vendor: str | None = None
 

@@ -24,7 +24,7 @@ from sim.ops.rank import OpCost
 from sim.prices.collectives import Collective
 from sim.step.attention_expert_meshes import Moves, Sides
 from sim.step.costs import OpParts, op_cost, op_parts
-from sim.step.merged_gathers import merged_moves, merged_moves_s
+from sim.step.merged_collectives import merged_moves, merged_moves_s, merging_ends
 from sim.step.operator_pipelines import pipelined_cost, pipelined_moves, pipelined_moves_s, pipelined_parts
 from sim.step.two_batch_overlap import lengthens, overlapped_cost, overlapped_parts
 from sim.workload import Workload
@@ -91,15 +91,16 @@ class LayerSum:
 
 
 @lru_cache(maxsize=256)
-def layer_sum(layer: Layer) -> LayerSum:
-    """A layer as a sum."""
+def layer_sum(layer: Layer, *, merges: bool = False) -> LayerSum:
+    """A layer as a sum; where collectives may be merged, a tensor's moves go by those of other tensors, too."""
     places = {name: at for at, name in enumerate(layer.op_by_name)}
     return LayerSum(
         layer,
         tuple(Addend(op.name, (op.name,), partial(_cost, op), partial(_parts, op)) for op in layer.ops),
         tuple(
-            Addend(tensor.name, tensor.ends, partial(_moves_s, tensor), partial(_moves, tensor))
+            Addend(tensor.name, ends, partial(_moves_s, tensor), partial(_moves, tensor))
             for tensor in layer.tensors
+            for ends in [merging_ends(layer, tensor) if merges else tensor.ends]
         ),
         tuple(tuple(places[name] for name in tensor.consumers) for tensor in layer.tensors),
     )
@@ -168,7 +169,7 @@ def group_sums(workload: Workload) -> tuple[GroupSum, ...]:
     found: list[GroupSum] = []
     for index, group in enumerate(workload.model.groups):
         place = {dim.op.name: at for at, dim in enumerate(dims_of(workload)) if index in dim.groups}
-        layer = layer_sum(layer_of(group))
+        layer = layer_sum(layer_of(group), merges=workload.hardware.merge_collectives)
         places = tuple(tuple(place[op] for op in addend.ops) for addend in layer.addends)
         found.append(GroupSum(layer, place, places, tuple(map(_pick, places))))
     return tuple(found)
@@ -200,7 +201,7 @@ def _moves_s(tensor: Tensor, sides: Sides, choices: Choices) -> tuple[float, ...
     rank = sides.rank_by_op[tensor.producer]
     if rank.workload.overlap_parts > 1 and sides.within_a_group(tensor):
         return pipelined_moves_s(rank, tensor, choices)
-    if rank.workload.hardware.merge_gathers and sides.within_a_group(tensor):
+    if rank.workload.hardware.merge_collectives and sides.within_a_group(tensor):
         return merged_moves_s(rank, tensor, choices)
     return sides.moves_s(tensor, choices)
 
@@ -209,7 +210,7 @@ def _moves(tensor: Tensor, sides: Sides, choices: Choices) -> Moves:
     rank = sides.rank_by_op[tensor.producer]
     if rank.workload.overlap_parts > 1 and sides.within_a_group(tensor):
         return pipelined_moves(rank, tensor, choices)
-    if rank.workload.hardware.merge_gathers and sides.within_a_group(tensor):
+    if rank.workload.hardware.merge_collectives and sides.within_a_group(tensor):
         return merged_moves(rank, tensor, choices)
     return sides.moves(tensor, choices)
 

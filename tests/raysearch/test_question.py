@@ -297,7 +297,7 @@ CHANGES: dict[str, Any] = {
     "tp_inner": 4,
     "all_reduce": "nccl",
     "fp8_gather": True,
-    "merge_gathers": True,
+    "merge_collectives": True,
     "deepep_mode": "normal",
     "routing": "balanced",
     "draft_tokens": 2,
@@ -320,7 +320,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "overlap_parts": {"engine": "none", "phase": "decode"},
     "tp_inner": {"engine": "none", "phase": "decode", "space": "two_dimensional"},
     "fp8_gather": {"engine": "none", "phase": "decode"},
-    "merge_gathers": {"engine": "none", "phase": "decode"},
+    "merge_collectives": {"engine": "none", "phase": "decode"},
 }
 
 

@@ -17,7 +17,7 @@ from sim.layers.heuristics import megatron_sp_dims
 from sim.optimum.certificate import certify
 from sim.optimum.checker import check
 from sim.optimum.exact_search import find_best
-from sim.optimum.spaces import Space, extended_space
+from sim.optimum.spaces import Space, extended_space, joint_space
 from sim.prices.collectives import IN_FP8, Collective, collective_price
 from sim.prices.mesh import group
 from sim.simulate import evaluate
@@ -37,7 +37,7 @@ EXPERTS = Question(
     expert_exchange="all_gather",
 )
 PROMPTS = dataclasses.replace(DENSE, phase="prefill", isl=8000, osl=1, gpus=8, hardware="l40s", weights="fp8")
-CHOICES = ({"all_reduce": "fastest"}, {"fp8_gather": True}, {"merge_gathers": True})
+CHOICES = ({"all_reduce": "fastest"}, {"fp8_gather": True}, {"merge_collectives": True})
 ALL = {name: value for each in CHOICES for name, value in each.items()}
 
 
@@ -220,7 +220,7 @@ def test_what_travels_in_fp8_is_said_and_weights_never_do() -> None:
 
 def test_a_merged_gather_costs_what_one_call_of_both_tensors_does() -> None:
     dims = {"attn_norm": 0, "qkv_proj": 5}
-    apart, merged = (one_layer(under(DENSE, merge_gathers=each or None), dims) for each in (False, True))
+    apart, merged = (one_layer(under(DENSE, merge_collectives=each or None), dims) for each in (False, True))
     (input_, weight), (with_weight, still) = apart, merged
     assert [each.kind for each in apart] == [each.kind for each in merged] == ["all_gather"] * 2
     assert (still, with_weight.bytes_per_device) == (weight, input_.bytes_per_device)
@@ -261,10 +261,102 @@ def test_an_engine_is_asked_for_all_reduces_that_it_can_be_told_to_use(engine: s
         under(asked, all_reduce=lacks)
 
 
+def test_sums_and_exchanges_in_one_call_are_those_of_two() -> None:
+    """Executed on four GPUs: two tensors of any shapes, rank by rank side by side, for every kind of collective."""
+    rng = np.random.default_rng(3)
+    shapes = ((8, 3), (4, 5))
+    parts = [[rng.normal(size=shape) for _ in range(4)] for shape in shapes]  # of each tensor, on each GPU
+    flat = [np.concatenate([one.ravel(), other.ravel()]) for one, other in zip(*parts, strict=True)]
+    two, one = Wires(), Wires()
+    apart = [two.all_reduce(each, 2.0) for each in parts]
+    for rank, whole in enumerate(one.all_reduce(flat, 2.0)):
+        np.testing.assert_allclose(whole, np.concatenate([apart[0][rank].ravel(), apart[1][rank].ravel()]))
+    chunks = [[np.split(part, 4) for part in each] for each in parts]  # along the rows that are to be sharded
+    beside = [
+        [np.concatenate([a.ravel(), b.ravel()]) for a, b in zip(mine, theirs, strict=True)]
+        for mine, theirs in zip(*chunks, strict=True)
+    ]
+    scattered = [two.reduce_scatter(each, 2.0) for each in chunks]
+    for rank, piece in enumerate(one.reduce_scatter(beside, 2.0)):
+        np.testing.assert_allclose(piece, np.concatenate([scattered[0][rank].ravel(), scattered[1][rank].ravel()]))
+    sent = [two.all_to_all(each, 2.0) for each in chunks]
+    for rank, pieces in enumerate(one.all_to_all(beside, 2.0)):
+        for other, piece in enumerate(pieces):
+            both = [sent[0][rank][other].ravel(), sent[1][rank][other].ravel()]
+            assert np.array_equal(piece, np.concatenate(both))
+    for (kind, gpus, together), *each in zip(one.log, two.log[::2], two.log[1::2], strict=True):
+        assert {(kind, gpus)} == {(name, ranks) for name, ranks, _ in each}
+        assert together == pytest.approx(sum(size for *_, size in each))
+
+
+def test_tokens_and_their_routing_are_gathered_in_one_call_before_they_are_dispatched() -> None:
+    """The router works on a share of the tokens, the dispatch on all: both its inputs are gathered over the group."""
+    asked = dataclasses.replace(EXPERTS, phase="decode", expert_exchange="all_to_all")
+    chosen = {"ffn_norm": 0, "router": 0, "dispatch": 2, "combine": 0}
+    apart, merged = (routed(under(asked, merge_collectives=each or None), chosen) for each in (False, True))
+    assert [each.tensor for each in apart if each.kind == "all_gather"] == ["ffn_in", "routing"]
+    (tokens, routing), (still, lengthened) = (
+        [each for each in of if each.kind == "all_gather"] for of in (apart, merged)
+    )
+    assert still == tokens
+    assert lengthened.bytes_per_device == routing.bytes_per_device
+    assert 0.0 <= lengthened.time_s < routing.time_s
+    assert lengthened.algorithm.endswith(", with ffn_in")
+    hardware, degree = under(asked).hardware, tokens.degree
+    both_bytes = (tokens.bytes_per_device + routing.bytes_per_device) * degree / (degree - 1)
+    both_s = collective_price(hardware, "all_gather", group(1, degree, *hardware.tiers), both_bytes).time_s
+    assert still.time_s + lengthened.time_s == pytest.approx(both_s)
+
+
+def routed(workload: Workload, chosen: dict[str, int]) -> tuple[Collective, ...]:
+    choices = {name: table[0] for name, table in extended_space(workload).choices.items()} | chosen
+    found = evaluate(workload, Strategy(4, 4, 1, 256, tuple(choices.values())))
+    return next(op for op in found.ops if op.name == "dispatch").collectives
+
+
+@pytest.mark.parametrize("phase", ["decode", "serve"])
+@pytest.mark.parametrize("tpot_ms", [None, 18.0])
+def test_the_optimum_with_two_inputs_merged_is_that_of_brute_force(phase: str, tpot_ms: float | None) -> None:
+    asked = dataclasses.replace(
+        EXPERTS, phase=phase, expert_exchange="all_to_all", space="joint", tpot_ms=tpot_ms, merge_collectives=True
+    )
+    workload = under(asked)
+    whole = joint_space(workload)
+    free = {"ffn_norm": (0, 1), "router": (0, 1, 2), "dispatch": (0, 1, 2), "ffn2": (0, 1), "combine": (0, 2)}
+    choices = {name: free.get(name, table[1:2]) for name, table in whole.choices.items()}
+    space = dataclasses.replace(whole, tp=(2, 4), ep=(1, 4), pp=(1, 2), batch=(7, 64, 256), choices=choices)
+    several = [
+        Strategy(tp, ep, pp, batch, dims)
+        for tp, ep, pp, batch in itertools.product(space.tp, space.ep, space.pp, space.batch)
+        for dims in itertools.product(*choices.values())
+    ]
+    many = solved(workload, space, several)
+    plain = evaluate_many(under(dataclasses.replace(asked, merge_collectives=None)), several)
+    assert (many.tokens_per_s_per_gpu >= plain.tokens_per_s_per_gpu * (1 - 1e-12)).all()
+    assert (many.tokens_per_s_per_gpu > plain.tokens_per_s_per_gpu * 1.001).any()
+
+
+def test_a_sum_is_made_by_two_calls_where_these_are_faster() -> None:
+    asked = dataclasses.replace(DENSE, all_reduce="one_shot")  # which is slow where messages are large
+    hardware, plain = under(asked, merge_collectives=True).hardware, under(asked).hardware
+    seen = set()
+    for power in range(12, 31, 2):
+        members = group(1, 8, *hardware.tiers)
+        prices = {
+            kind: collective_price(plain, kind, members, 2.0**power).time_s
+            for kind in ("all_reduce", "reduce_scatter", "all_gather")
+        }
+        found = collective_price(hardware, "all_reduce", members, 2.0**power)
+        two_s = prices["reduce_scatter"] + prices["all_gather"]
+        assert found.time_s == min(prices["all_reduce"], two_s)
+        seen.add(found.algorithm.startswith("reduce-scatter"))
+    assert seen == {True, False}
+
+
 @pytest.mark.parametrize("choices", CHOICES[1:], ids=str)
 def test_what_no_engine_does_is_refused_in_an_engines_space(choices: dict[str, object]) -> None:
     (name,) = choices
     with pytest.raises(CatalogError, match=f"{name}: no engine .*, and 'vllm' is an engine's space: name another one"):
         under(PROMPTS, engine="vllm", space=None, hardware="h100_sxm", **choices)
     with pytest.raises(CatalogError, match="a gather in parts is no one call"):
-        under(DENSE, merge_gathers=True, overlap_parts=2)
+        under(DENSE, merge_collectives=True, overlap_parts=2)

@@ -46,7 +46,7 @@ MODELS = (
 )
 ENGINES = (None, None, *SHIPPED)
 PHASES = ("decode", "serve", "chunked", "prefill")
-WAYS_TO_COMMUNICATE = {"all_reduce": "fastest", "fp8_gather": True, "merge_gathers": True, "overlap_parts": 4}
+WAYS_TO_COMMUNICATE = {"all_reduce": "fastest", "fp8_gather": True, "merge_collectives": True, "overlap_parts": 4}
 MOST_CHOICES = 8
 """Combinations of choices of a space."""
 MOST_SLOS = 16
@@ -78,7 +78,7 @@ def drawn_workload(rng: random.Random) -> Workload:
         more |= {"draft_tokens": 2, "acceptance": "0.7"}
     more |= {name: value for name, value in WAYS_TO_COMMUNICATE.items() if rng.random() < 0.2}
     if "overlap_parts" in more:
-        more.pop("merge_gathers", None)
+        more.pop("merge_collectives", None)
     workload = dataclasses.replace(asked, **more).load()
     if rng.random() < 0.5:
         workload = dataclasses.replace(workload, hardware=dataclasses.replace(workload.hardware, hbm_bytes=1e15))
