@@ -186,6 +186,8 @@ class Cluster:
         for name in consumers:
             op = self.layer.op(name)
             target = self._rule(name).inputs[op.inputs.index(tensor.name)]
+            if self.sides.rank_by_op[name].tp == 1 and not self.sides.within_a_group(tensor):
+                target = REPLICATE  # a group of one GPU takes the whole
             late = source == PARTIAL and self._rule(name).passes_partial and op.inputs[0] == tensor.name
             if late and not self._charged(name, tensor):
                 self._inputs[name, tensor.name] = pieces
