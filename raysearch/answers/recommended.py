@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from raysearch.deploy.recommend.demand import Demand, FormName
 from raysearch.deploy.recommend.formats_compared import FormatChoice, compared_formats, formats_table
 from raysearch.deploy.recommend.recommendation import Recommendation, recommended
 from raysearch.deploy.recommend.recommendation_files import option_figures, recommendation_dict, write_recommendation
+from raysearch.deploy.recommend.usual_limits import usual_limits
 from sim.config.question import ANY_FORMAT, Question
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
@@ -57,15 +58,25 @@ class RecommendationResult(Result):
         traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "requests": requests}
         load = requests_per_s, concurrency, price
 
-        def asked(each: Question) -> Demand:
+        def asked(each: Question, *, usual: bool = True) -> Demand:
             workload = each.load()
-            return Demand(workload, workload.max_gpus, each, top, *load, **traffic, only=only, replays=replays)
+            limits = usual_limits(each, workload) if usual and (requests_per_s, concurrency) == (None, None) else {}
+            if limits:
+                each = replace(each, **limits)
+                workload = each.load()
+            given = {"only": only, "replays": replays, "usual": limits}
+            return Demand(workload, workload.max_gpus, each, top, *load, **traffic, **given)
 
         formats: list[FormatChoice] = []
         if question.weights == ANY_FORMAT:
             formats = compared_formats(question, asked, progress)
             question = formats[0].question
-        return cls(question, recommended(asked(question), progress, found), tuple(formats))
+        demand = asked(question)
+        answer = recommended(demand, progress, found)
+        if answer.winner is None and demand.usual:
+            progress("the same without limits that nobody gave")
+            answer = recommended(asked(question, usual=False), progress, found)
+        return cls(question, answer, tuple(formats))
 
     @property
     def feasible(self) -> bool:

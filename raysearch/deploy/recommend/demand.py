@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from raysearch.base.errors import InputError
@@ -39,6 +40,7 @@ class Demand:
         largest_replica: Most GPUs of a replica.
         only: The one form of deployment to look at; None for all.
         replays: Most strategies to replay beside the listed ones, to prove that none carries the load on fewer GPUs.
+        usual: Of the question's limits those that nobody gave, by name, in milliseconds.
     """
 
     workload: Workload
@@ -55,6 +57,7 @@ class Demand:
     largest_replica: float = math.inf
     only: FormName | None = None
     replays: int = 40
+    usual: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
         confidence = self.confidence or self.workload.confidence

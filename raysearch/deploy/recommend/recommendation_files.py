@@ -39,6 +39,7 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
         "form": RECOMMENDATION_FORM,
         "question": demand.question.record() if demand.question else {},
         **priced_dict(demand.asked),
+        "usual_limits": dict(demand.usual),
         "model": workload.model.name,
         "config_hash": workload.config_hash,
         "feasible": bool(answer.ranked),

@@ -17,6 +17,7 @@ from raysearch.deploy.recommend.pair_load import PairLoad
 from raysearch.deploy.recommend.pool_pairs import Disaggregated, ahead_by, pools_text
 from raysearch.deploy.recommend.recommendation import Option, Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
+from raysearch.deploy.recommend.usual_limits import usual_limits_text
 from raysearch.deploy.replay.replay_text import replayed_line
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
@@ -32,6 +33,8 @@ _NOTABLE = 1.03
 def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     """What to run, line by line; the form of deployment that serves most first."""
     yield priced_text(answer.demand.asked)
+    if answer.demand.usual:
+        yield usual_limits_text(answer.demand.usual)
     if answer.winner == "disaggregated" and answer.pair:
         yield from _pair_lines(answer.pair)
     if answer.options:
