@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import Any, final
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -23,15 +26,38 @@ from sim.step.pipeline import layers_of_stages
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-LEAST_WIDTH = 100
-"""Columns of a table that loses no figure; a narrower terminal breaks its lines instead."""
+LEAST_WIDTH, ROOMY_WIDTH, PIPED_WIDTH = 80, 100, 120
+"""Columns below which the terminal breaks lines, from which tables have room to break theirs, and of what is piped."""
 
 
 def printer() -> Console:
-    """Stdout, as wide as the terminal and wide enough for every table."""
+    """Stdout, as wide as the terminal, or as COLUMNS says of what is piped."""
     console = InertConsole()
-    console.width = max(console.width, LEAST_WIDTH) if console.is_terminal else 120
+    stated = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+    console.width = max(console.width, LEAST_WIDTH) if stated else PIPED_WIDTH
     return console
+
+
+@final
+class _FittingTable(Table):
+    """A table; where a narrow terminal has no room for it, rows in lines, so that no figure is lost."""
+
+    def __init__(self, *, left: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._left = left
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        natural = self.__rich_measure__(console, options.update_width(1000)).maximum
+        if natural <= options.max_width or options.max_width >= ROOMY_WIDTH:
+            yield from super().__rich_console__(console, options)
+            return
+        if self.title:
+            yield Text(str(self.title), "bold")
+        names = [" ".join(str(column.header).split()) for column in self.columns]
+        for cells in zip(*(map(str, column.cells) for column in self.columns), strict=True):
+            figures = [f"{name} {cell}".strip() for name, cell in zip(names, cells, strict=True)]
+            yield Text("  ".join(cell for cell in cells[: self._left] if cell))
+            yield Padding(Text("; ".join(figures[self._left :])), (0, 0, 0, 4))
 
 
 def print_blocks(blocks: Iterable[RenderableType]) -> None:
@@ -45,7 +71,9 @@ def plain_table(
     title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, wrap: Sequence[str] = ()
 ) -> Table:
     """A table whose first `left` columns are text and whose others are figures. Those in `wrap` may break lines."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
+    table = _FittingTable(
+        left=left, title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", padding=(0, 1, 0, 0)
+    )
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < left else "right", no_wrap=column not in wrap)
     for row in rows:
