@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Any
 from raysearch.answers.result import Result
 from raysearch.deploy.recommend.demand import Demand, FormName
 from raysearch.deploy.recommend.formats_compared import FormatChoice, compared_formats, formats_table
+from raysearch.deploy.recommend.forms_compared import (
+    FormsCompared,
+    ServingForm,
+    compared_forms,
+    compares_forms,
+    forms_table,
+)
 from raysearch.deploy.recommend.recommendation import Recommendation, recommended
 from raysearch.deploy.recommend.recommendation_files import option_figures, recommendation_dict, write_recommendation
 from raysearch.deploy.recommend.usual_limits import usual_limits
@@ -31,11 +38,13 @@ class RecommendationResult(Result):
         question: What was asked.
         answer: The strategies with their fleets, the best first; where nothing is feasible, the nearest miss.
         formats: Where weights were `any`, all published formats, the best first, which the answer has.
+        forms: Ways to serve, the best first, which the answer has; none where the engine's own is the only one.
     """
 
     question: Question
     answer: Recommendation
     formats: tuple[FormatChoice, ...] = ()
+    forms: tuple[ServingForm, ...] = ()
 
     @classmethod
     def of(
@@ -51,6 +60,7 @@ class RecommendationResult(Result):
         requests: int,
         only: FormName | None,
         replays: int,
+        forms: FormsCompared = "all",
         progress: Callable[[str], None],
         found: Callable[[Recommendation], None] = lambda _: None,
     ) -> RecommendationResult:
@@ -71,12 +81,16 @@ class RecommendationResult(Result):
         if question.weights == ANY_FORMAT:
             formats = compared_formats(question, asked, progress)
             question = formats[0].question
-        demand = asked(question)
+        demand, compared = asked(question), list[ServingForm]()
+        if forms == "all" and compares_forms(demand):
+            compared = compared_forms(question, asked, progress)
+            question = replace(question, **compared[0].changes)
+            demand = asked(question)
         answer = recommended(demand, progress, found)
         if answer.winner is None and demand.usual:
             progress("the same without limits that nobody gave")
             answer = recommended(asked(question, usual=False), progress, found)
-        return cls(question, answer, tuple(formats))
+        return cls(question, answer, tuple(formats), tuple(compared))
 
     @property
     def feasible(self) -> bool:
@@ -104,7 +118,10 @@ class RecommendationResult(Result):
     def to_dict(self) -> JsonObject:
         """The answer as `raysearch recommend --json` prints it."""
         found = recommendation_dict(self.answer)
-        return found | {"formats": [each.to_dict() for each in self.formats]} if self.formats else found
+        more: JsonObject = {"formats": [each.to_dict() for each in self.formats]} if self.formats else {}
+        if self.forms:
+            more["serving_forms"] = [each.to_dict(self.answer.demand.gpus) for each in self.forms]
+        return found | more
 
     def to_rows(self) -> list[JsonObject]:
         """A row per aggregated deployment, the best first."""
@@ -126,6 +143,8 @@ class RecommendationResult(Result):
         if self.answer.winner:
             yield from best_blocks(self.answer)
         yield from rest_blocks(self.answer)
+        if self.forms:
+            yield forms_table(self.forms, self.answer.demand.gpus)
         if self.formats:
             yield formats_table(self.formats)
 

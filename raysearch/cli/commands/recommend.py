@@ -15,6 +15,7 @@ from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.deploy.recommend.demand import Demand, FormName
 from raysearch.deploy.recommend.formats_compared import formats_table
+from raysearch.deploy.recommend.forms_compared import FormsCompared, forms_table
 from raysearch.deploy.recommend.recommendation import Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from raysearch.processes.claim import check_folder
@@ -50,6 +51,13 @@ def recommend(
             "whichever serves more",
         ),
     ] = None,
+    forms: Annotated[
+        FormsCompared,
+        Setting(
+            "'all': of models with multi-token prediction also try drafts, DeepEP, spare experts and overlapped "
+            "batches; 'usual': what is asked for alone."
+        ),
+    ] = "all",
     replays: Annotated[
         int,
         Setting(
@@ -105,6 +113,7 @@ def recommend(
         requests=requests,
         only=only,
         replays=replays,
+        forms=forms,
         progress=_note if sys.stderr.isatty() else lambda _: None,
         found=(lambda _: None) if as_json else shown,
     )
@@ -116,6 +125,8 @@ def recommend(
         print_json({**content, "compare_with": other} if compare_with else content)
     else:
         print_blocks(rest_blocks(found.answer))
+        if found.forms:
+            print_blocks([forms_table(found.forms, found.answer.demand.gpus)])
         if found.formats:
             print_blocks([formats_table(found.formats)])
         if out is not None:

@@ -1,0 +1,55 @@
+"""Ways to serve, compared: how experts are reached, spare copies of them, drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.fleet import best_first, fleet_of
+from raysearch.deploy.recommend.forms_compared import ServingForm, compared_forms, compares_forms, forms_table
+from raysearch.deploy.recommend.recommendation import best_alone
+from sim.config.question import Question
+from tests.questions import question_about
+
+ASKED = question_about(
+    "deepseek_v3", "h200_sxm", phase="serve", engine="vllm", isl=1000, osl=500, gpus=8, tpot_ms=30, ttft_ms=2000
+)
+
+
+def asked(question: Question) -> Demand:
+    workload = replace(question.load(), degrees=replace(question.load().degrees, batch=(16, 32, 48, 64, 96, 128)))
+    return Demand(workload, workload.max_gpus, question, only="aggregated")
+
+
+@pytest.fixture(scope="module")
+def forms() -> list[ServingForm]:
+    return compared_forms(ASKED, asked, lambda _: None)
+
+
+def test_each_form_has_what_its_own_question_is_answered_with(forms: list[ServingForm]) -> None:
+    assert len(forms) == 8
+    chunk = best_alone(asked(ASKED)).demand.workload.chunk_tokens
+    for each in forms[:3]:
+        demand = asked(replace(ASKED, **each.changes)).under(chunk_tokens=chunk)
+        (own,) = best_first(demand, 1)
+        assert each.tokens_per_s == pytest.approx(fleet_of(demand, own).tokens_per_s)
+
+
+def test_drafts_win_where_a_user_is_to_be_fast_and_say_how_sure_that_is(forms: list[ServingForm]) -> None:
+    best, usual = forms[0], next(each for each in forms if not each.changes)
+    assert best.changes["draft_tokens"] >= 1
+    assert best.tokens_per_s > 1.01 * usual.tokens_per_s
+    low, high = best.to_dict(8)["acceptance_interval"]
+    assert low < best.tokens_per_s / 8 < high
+    assert usual.share == 0
+    assert forms_table(forms, 8).row_count == len(forms)
+
+
+def test_what_a_question_names_stays_and_models_without_drafts_of_their_own_are_not_asked() -> None:
+    fixed = replace(ASKED, draft_tokens=1, redundant_experts=0, expert_exchange="all_gather")
+    (alone,) = compared_forms(fixed, asked, lambda _: None)
+    assert alone.changes == {}
+    assert compares_forms(asked(ASKED))
+    assert not compares_forms(asked(replace(ASKED, model="qwen3_32b")))
