@@ -1,6 +1,6 @@
 """The best known goodput of the shipped workloads of phase traffic, its bound, and how far searchers come.
 
-    python benchmarks/goodputs.py                       # all of them, 1,000 calls of each searcher: hours of CPU
+    python benchmarks/goodputs.py                       # all of them, 1,000 calls of each searcher
     python benchmarks/goodputs.py traffic_qwen3_32b --calls 100 --searchers random,annealing
 
 The first line of a workload is branch and bound's: tokens/s/GPU of its best, the bound it proves, and the gap after so
