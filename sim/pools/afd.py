@@ -1,4 +1,4 @@
-"""Attention and experts on GPUs of their own (AFD): a decode pool whose layers go to and fro between two groups.
+"""Attention and experts on GPUs of their own (AFD): a decode pool whose layers alternate between two groups.
 
 Attention GPUs hold attention, the KV cache, dense layers, embedding and LM head; expert GPUs hold routed experts. Of
 each layer a microbatch's tokens are sent to their experts and back. With several microbatches one group works on one
