@@ -193,7 +193,14 @@ class StoredStrategy(Record):
 
 
 class _StoredReplicas(Record):
-    """How replicas serve together, as `raysearch.base.file_io.strategy_dict` has it."""
+    """How replicas serve together, as `raysearch.base.file_io.strategy_dict` has it.
+
+    Attributes:
+        replicas: Behind one router; of the decode pool, where there are two.
+        chunk_tokens: Prompt tokens of a step at most; 0 computes prompts as the workload says.
+        prefills: Replicas of a pool for prompts alone; 0 is none.
+        prefill: The strategy of one of them.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
