@@ -205,16 +205,16 @@ def main() -> None:
     lines = asked.out.read_text().splitlines() if asked.out.is_file() else []
     done = {(row["case"], row["searcher"], row["seed"], row["calls"]) for row in map(json.loads, lines)}
     if not (asked.table or asked.plot):
-        for case in cases():
-            if asked.cases and case.group not in asked.cases.split(","):
-                continue
+        wanted = [case for case in cases() if not asked.cases or case.group in asked.cases.split(",")]
+        for case in wanted:
             if not optimum_value(case.workload):
                 print(f"{case.name}: nothing is feasible")
-                continue
-            for searcher in asked.searchers.split(","):
-                seeds = 1 if searcher == LIST and not case.noise else asked.seeds
-                for seed in range(seeds):
-                    if (case.name, searcher, seed, asked.calls) in done:
+        wanted = [case for case in wanted if optimum_value(case.workload)]
+        for seed in range(asked.seeds):  # all cases first, so that a run that is stopped has a seed of each
+            for case in wanted:
+                for searcher in asked.searchers.split(","):
+                    once = searcher == LIST and not case.noise
+                    if (case.name, searcher, seed, asked.calls) in done or (once and seed):
                         continue
                     found = curve(case, searcher, seed, asked.calls)
                     row = {"group": case.group, "case": case.name, "searcher": searcher, "seed": seed}

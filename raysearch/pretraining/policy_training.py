@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import write_bytes
-from raysearch.pretraining.checkpoints import keep, restored
+from raysearch.pretraining.descent import Descent, Loss, TrainingLog, TrainingProgress, blurred, descend
 from raysearch.pretraining.policy_module import PolicyModule, PolicyNetwork
 from raysearch.pretraining.pretraining_file import PretrainingFile
 from raysearch.pretraining.search_episodes import SearchEpisodes, Searches, TableSearch
@@ -31,7 +31,6 @@ do not."""
 _SAVE_EVERY = 200
 _JUDGED_AFTER = (1, 3, 5, 10, 15)
 Chooser = Callable[[TableSearch, np.random.Generator], int]
-TrainingProgress = Callable[[int, int], None]
 States = tuple[NDArray[np.float16], NDArray[np.float16]]
 """Observations `[n, size]` and what their candidates would gain `[n, SHOWN]`."""
 
@@ -93,7 +92,7 @@ def imitated(
     pretraining: PretrainingFile,
     checkpoint: Path,
     progress: TrainingProgress,
-    log: Callable[..., None],
+    log: TrainingLog,
 ) -> None:
     """Trains a network in place to choose what truly gains most: its expected gain is known, and so is its gradient.
 
@@ -101,40 +100,29 @@ def imitated(
         network: To train, or to go on with from a checkpoint.
         shown_states: Gives the states that it learns from; not asked where all steps were taken before.
         pretraining: The configuration.
-        checkpoint: Where the state is kept every few hundred steps, as arrays alone.
-        progress: Called with (steps done, steps).
-        log: Called with (name, value, step).
+        checkpoint: See `raysearch.pretraining.descent.Descent`.
+        progress: See `raysearch.pretraining.descent`.
+        log: See `raysearch.pretraining.descent`.
     """
-    policy = pretraining.policy
-    optimizer = torch.optim.AdamW(network.parameters(), policy.learning_rate, weight_decay=1e-2, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, policy.learning_rate, policy.steps, pct_start=0.1)
-    begun = restored(checkpoint, network, optimizer, schedule)
-    if begun >= policy.steps:
-        return
-    seen, gains = shown_states()
-    constants = network.layout.constants
-    for step in range(begun, policy.steps):
-        rng = np.random.default_rng([pretraining.seed, 1 << 27, step])  # a function of the step, as the network's
-        picked = rng.integers(len(seen), size=min(policy.batch, len(seen)))
-        each, gain = torch.from_numpy(seen[picked]).float(), torch.from_numpy(gains[picked]).float()
-        # Else what a workload is made of becomes its name, and its best strategy is learned by heart.
-        blur = rng.standard_normal((len(each), constants), np.float32)
-        each[:, :constants] += pretraining.network.jitter * torch.from_numpy(blur)
-        logits, _ = network(each)
-        chances = torch.softmax(logits, 1)
-        worth = gain / (gain.max(1, keepdim=True).values + _LEAST_GAIN)
-        entropy = -(chances * torch.log(chances.clamp_min(1e-9))).sum(1)
-        gained = (chances * worth).sum(1)
-        loss = -(gained + _TEMPERATURE * entropy).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if (step + 1) % _SAVE_EVERY == 0 or step + 1 == policy.steps:
-            log("imitation", float(gained.mean().detach()), step + 1)
-            keep(checkpoint, step + 1, network, optimizer)
-            progress(step + 1, policy.steps)
+    policy, constants = pretraining.policy, torch.arange(network.layout.constants)
+
+    def ready() -> Loss:
+        seen, gains = shown_states()
+
+        def loss_of(rng: np.random.Generator) -> torch.Tensor:
+            picked = rng.integers(len(seen), size=min(policy.batch, len(seen)))
+            each, gain = torch.from_numpy(seen[picked]).float(), torch.from_numpy(gains[picked]).float()
+            logits, _ = network(blurred(each, constants, pretraining.network.jitter, rng))
+            chances = torch.softmax(logits, 1)
+            worth = gain / (gain.max(1, keepdim=True).values + _LEAST_GAIN)
+            entropy = -(chances * torch.log(chances.clamp_min(1e-9))).sum(1)
+            return -((chances * worth).sum(1) + _TEMPERATURE * entropy).mean()
+
+        return loss_of
+
+    rate, seed = policy.learning_rate, (pretraining.seed, 1 << 27)
+    steps = Descent("imitation", policy.steps, rate, 1e-2, seed, checkpoint, _SAVE_EVERY)
+    descend(network, ready, steps, progress, log)
 
 
 def reinforced(
@@ -145,7 +133,7 @@ def reinforced(
     folder: Path,
     processes: int,
     progress: TrainingProgress,
-    log: Callable[..., None],
+    log: TrainingLog,
 ) -> Iterable[PolicyNetwork]:
     """Trains a network in place by PPO on whole searches; yields it after every iteration.
 

@@ -52,22 +52,22 @@ def pretrain(name_or_path: str, folder: Path, processes: int, bars: TrainingBars
     except ValueError as error:
         raise InputError(str(error)) from error
     with bars("training") as progress, _tensorboard(folder) as log:
-        arrays, model = trained(
-            rows, pretraining.network, pretraining.seed, folder / "training.safetensors", progress, log
-        )
+        checkpoint = folder / "training.safetensors"
+        arrays = trained(rows, pretraining.network, pretraining.seed, checkpoint, progress, log)
     kept = rows.at(np.flatnonzero(kept_out(rows.workload)))
-    said = outputs(model, arrays, kept.inputs)
+    said, inputs, out = outputs(arrays, kept.inputs)
+    expected = kept._replace(inputs=inputs)
     with bars("fitting the errors") as progress:
         kernels = []
         for at in (0, 3):
-            kernels.append(fitted_kernel(kept, kept.targets[:, at] - said[:, at], pretraining.seed))
+            kernels.append(fitted_kernel(expected, kept.targets[:, at] - said[:, at], pretraining.seed))
             progress(len(kernels), 2)
     header = PriorHeader(
         format=PRIOR_FORMAT,
         command=f"raysearch pretrain {name_or_path}",
         data=pretraining.model_dump(mode="json", exclude={"policy"}),
         figures={
-            **network_figures(kept, said),
+            **network_figures(kept, said, out),
             "workloads": float(len(np.unique(rows.workload))),
             "strategies": float(len(rows.workload)),
         },
@@ -126,7 +126,6 @@ def pretrain_policy(name_or_path: str, folder: Path, processes: int, bars: Train
     )
     searches, unseen = Searches(pretraining, prior, learned), Searches(pretraining, prior, kept)
     torch.manual_seed(pretraining.seed)
-    torch.set_num_threads(1)
     network = PolicyNetwork(searches.layout, policy.width, policy.depth)
 
     def shown_states() -> States:

@@ -71,6 +71,7 @@ class PolicySettings(_Table):
         tables: Workloads whose strategies it learns to search, one in eight of which is kept to judge it by; 0 trains
             no policy.
         efficiency_spread: As of the distribution, of their machines.
+        tight_share: Of the tables, those with a limit that hardly any strategy keeps.
         calls: Of a search.
         searches: Of each table, whose states it imitates the best choice in.
         width, depth: Of a token, and layers of attention.
@@ -80,6 +81,7 @@ class PolicySettings(_Table):
 
     tables: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     efficiency_spread: Annotated[float, Field(ge=0, le=1)] = 0.3
+    tight_share: ShareOfAll = 0.0
     calls: Annotated[int, Field(ge=2, le=128)] = 16
     searches: Annotated[int, Field(ge=1, le=1000)] = 4
     width: Annotated[int, Field(ge=8, le=1024, multiple_of=4)] = 64

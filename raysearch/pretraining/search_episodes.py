@@ -163,7 +163,7 @@ class Searches:
         """A search of a table; of a noise drawn at random unless it is given."""
         table = self.tables[number]
         if number not in self._known:
-            space = StrategySpace(table_workload(self._pretraining, table.index))
+            space = StrategySpace(table_workload(self._pretraining, table.index, table.tpot_slo_s))
             self._known[number] = space, CandidatePool(BlackBoxBelief(self._prior, space), table.actions)
         space, known = self._known[number]
         belief = BlackBoxBelief(self._prior, space)

@@ -1,13 +1,16 @@
 """Black boxes that a policy learns to search: strategies of random workloads with all that the simulator says of them.
 
 Each is on a machine whose efficiencies are out by factors, so that the network errs as it will on a machine that it
-never saw. A search of a table needs no simulator, so one table is searched many times.
+never saw, and some have a limit that hardly any strategy keeps. A search of a table needs no simulator, so one table is
+searched many times.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +33,8 @@ from sim.workload import Workload
 _FOREMOST, _REST, _ANYWHERE, _BETTER, _ROUNDS = 200, 60, 60, 60, 2
 """Strategies of a table: the best and some others of those that a search looks at first, some drawn anywhere, and, as a
 search would come to, mutations of the truly best, twice. [assumed]"""
+_ABOVE_SHORTEST, _NO_TIME_S = (1.03, 1.6), 1e-6
+"""A tight limit over the shortest time, and one that nothing keeps, so that the fastest are looked at. [assumed]"""
 _SEEDS_APART = 1 << 40
 """Added to the seed, so that no table is of a workload that the network was trained on."""
 
@@ -38,13 +43,14 @@ class SearchTable(NamedTuple):
     """What a search may call.
 
     Attributes:
-        index: Of the workload, see `table_workload`.
+        index, tpot_slo_s: Of the workload, see `table_workload`.
         actions: `[n, A]`.
         simulated: Tokens/s/GPU `[n]`, of infeasible ones too.
         excess: By how much limits are missed `[n]`; 0 if feasible.
     """
 
     index: int
+    tpot_slo_s: float
     actions: Action
     simulated: Reals
     excess: Reals
@@ -55,11 +61,16 @@ class SearchTable(NamedTuple):
         return np.where(self.excess <= 0, self.simulated, 0.0)
 
 
-def table_workload(pretraining: PretrainingFile, index: int) -> Workload:
-    """The workload of a table."""
+def table_workload(pretraining: PretrainingFile, index: int, tpot_slo_s: float = 0.0) -> Workload:
+    """The workload of a table, with its own limit of a token's time unless one is given."""
     policy = pretraining.policy
     distribution = pretraining.distribution.model_copy(update={"efficiency_spread": policy.efficiency_spread})
-    return random_workload(distribution, pretraining.seed + _SEEDS_APART, index)[0]
+    drawn = random_workload(distribution, pretraining.seed + _SEEDS_APART, index)[0]
+    return _limited(drawn, tpot_slo_s) if tpot_slo_s else drawn
+
+
+def _limited(workload: Workload, tpot_slo_s: float) -> Workload:
+    return replace(workload, tpot_slo_s=tpot_slo_s, config_hash=f"{workload.name}-{tpot_slo_s!r}")
 
 
 def kept_tables(tables: Sequence[SearchTable]) -> Flags:
@@ -69,11 +80,12 @@ def kept_tables(tables: Sequence[SearchTable]) -> Flags:
 
 def made_table(pretraining: PretrainingFile, prior: Path, index: int) -> SearchTable:
     """The table of one workload."""
-    workload = table_workload(pretraining, index)
-    space, rng = StrategySpace(workload), np.random.default_rng([pretraining.seed, 1 << 24, index])
-    belief = BlackBoxBelief(read_prior(prior), space)
-    candidates = CandidateStrategies(space, belief.prior.header.pool)
-    pool = first_pool(belief, space, candidates, rng).actions
+    workload, rng = table_workload(pretraining, index), np.random.default_rng([pretraining.seed, 1 << 24, index])
+    if rng.random() < pretraining.policy.tight_share:
+        workload = _limited(workload, _shortest_s(workload, prior, rng) * float(rng.uniform(*_ABOVE_SHORTEST)))
+    space = StrategySpace(workload)
+    candidates = CandidateStrategies(space, read_prior(prior).header.pool)
+    pool = _looked_at(space, candidates, prior, rng)
     some = rng.permutation(np.arange(min(_FOREMOST, len(pool)), len(pool)))[:_REST]
     anywhere = candidates.mutated(candidates.spread(_ANYWHERE, rng), _ANYWHERE, rng)
     actions = np.unique(space.folded(np.concatenate([pool[:_FOREMOST], pool[some], anywhere])), axis=0)
@@ -87,7 +99,19 @@ def made_table(pretraining: PretrainingFile, prior: Path, index: int) -> SearchT
             beside = _answers(workload, space, more)
             actions = np.concatenate([actions, more])
             simulated, excess = np.r_[simulated, beside[0]], np.r_[excess, beside[1]]
-    return SearchTable(index, actions, simulated, excess)
+    return SearchTable(index, workload.tpot_slo_s, actions, simulated, excess)
+
+
+def _looked_at(space: StrategySpace, candidates: CandidateStrategies, prior: Path, rng: np.random.Generator) -> Action:
+    return first_pool(BlackBoxBelief(read_prior(prior), space), space, candidates, rng).actions
+
+
+def _shortest_s(workload: Workload, prior: Path, rng: np.random.Generator) -> float:
+    """About the shortest time per token of any strategy that keeps the other limits; if none does, the limit."""
+    space, free = StrategySpace(_limited(workload, _NO_TIME_S)), _limited(workload, math.inf)
+    candidates = CandidateStrategies(space, read_prior(prior).header.pool)
+    said = evaluate_many(free, space.strategies(_looked_at(space, candidates, prior, rng)[:_FOREMOST]))
+    return float(said.tpot_s[said.feasible].min(initial=workload.tpot_slo_s))
 
 
 def _answers(workload: Workload, space: StrategySpace, actions: Action) -> tuple[Reals, Reals]:
@@ -105,6 +129,7 @@ def _write_tables(pretraining: PretrainingFile, prior: str, indices: range, path
     for index in indices:
         table = made_table(pretraining, Path(prior), index)
         arrays |= {
+            f"slo{index}": np.array(table.tpot_slo_s),
             f"actions{index}": table.actions.astype(np.int32),
             f"answers{index}": np.stack([table.simulated, table.excess], 1),
         }
@@ -114,7 +139,7 @@ def _write_tables(pretraining: PretrainingFile, prior: str, indices: range, path
 def _asked(pretraining: PretrainingFile) -> bytes:
     """What decides what is in a file, but for the prior, which is of the same folder."""
     words = pretraining.model_dump(mode="json", include={"seed", "distribution"})
-    return json.dumps({**words, "efficiency_spread": pretraining.policy.efficiency_spread}).encode()
+    return json.dumps(words | pretraining.policy.model_dump(include={"efficiency_spread", "tight_share"})).encode()
 
 
 def read_tables(paths: Sequence[Path], pretraining: PretrainingFile) -> list[SearchTable]:
@@ -133,7 +158,9 @@ def read_tables(paths: Sequence[Path], pretraining: PretrainingFile) -> list[Sea
                 actions, answers = arrays[f"actions{index}"].astype(np.int64), arrays[f"answers{index}"]
                 if answers.shape != (len(actions), 2) or actions.ndim != 2 or not np.isfinite(answers).all():
                     raise ValueError("expected finite answers, two of each action")
-                found.append(SearchTable(index, actions, answers[:, 0], answers[:, 1]))
+                if not (slo_s := float(arrays[f"slo{index}"])) > 0:
+                    raise ValueError(f"expected a limit of the time above 0, got {slo_s}")
+                found.append(SearchTable(index, slo_s, actions, answers[:, 0], answers[:, 1]))
         except UNREADABLE as error:
             raise ValueError(f"{path} is damaged: {error}; delete it, and the same command makes it again") from error
         if asked != _asked(pretraining):

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from raysearch.pretraining.checkpoints import keep, restored
 from raysearch.pretraining.dataset import Rows, kept_out
+from raysearch.pretraining.descent import Descent, Loss, TrainingLog, TrainingProgress, blurred, descend
 from raysearch.pretraining.pretraining_file import Network
 from raysearch.searchers.prior.gaussian_process import log_marginal
-from raysearch.searchers.prior.network import ResidualKernel
-from raysearch.searchers.prior.strategy_features import Reals
+from raysearch.searchers.prior.network import FACTOR_COUNT, OUTPUTS, ResidualKernel, corrected, network_outputs
+from raysearch.searchers.prior.strategy_features import SHARES, Reals
 from sim.arrays import Ints
 
-OUTPUTS = 5
-"""Corrections of the four `raysearch.pretraining.dataset.NETWORK_TARGETS`, and log odds that no limit is broken."""
+_IMPORTANCE = (1.0, 0.5, 0.3, 1.0)
+"""[assumed] Of errors of `raysearch.pretraining.dataset.NETWORK_TARGETS`."""
 _CAP = 6.0
 """[assumed] Nats beyond which how wrong the roofline is makes no difference: no such strategy is any good."""
 _SAVE_EVERY = 500
@@ -36,22 +35,21 @@ def trained(
     network: Network,
     seed: int,
     checkpoint: Path,
-    progress: Callable[[int, int], None],
-    log: Callable[..., None],
-) -> tuple[dict[str, Reals], Any]:
-    """The network's arrays, and a function from inputs to its outputs, trained or gone on with from a checkpoint.
+    progress: TrainingProgress,
+    log: TrainingLog,
+) -> dict[str, Reals]:
+    """The network's arrays, trained or gone on with from a checkpoint.
 
     Args:
         rows: Of all workloads; those kept for validation are left out here.
         network: What learns, and for how long.
         seed: Of weights and of the order of rows.
         checkpoint: Where the state is kept every few hundred steps, as arrays alone.
-        progress: Called with (steps done, steps).
-        log: Called with (name, value, step).
+        progress: See `raysearch.pretraining.descent`.
+        log: See `raysearch.pretraining.descent`.
     """
     import torch
 
-    torch.set_num_threads(1)
     torch.manual_seed(seed)
     learned = ~kept_out(rows.workload)
     mean, scale = _moments(rows.inputs[learned])
@@ -60,45 +58,36 @@ def trained(
     with torch.no_grad():
         linear[-1].weight.mul_(0.1)
     model = torch.nn.Sequential(*[part for layer in linear for part in (layer, torch.nn.SiLU())][:-1])
-    optimizer = torch.optim.AdamW(model.parameters(), network.learning_rate, weight_decay=1e-4, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, network.learning_rate, network.steps, pct_start=0.1)
-    inputs, wanted = torch.from_numpy(rows.inputs), torch.from_numpy(np.clip(rows.targets, -_CAP, _CAP))
-    broken, weights = torch.from_numpy(rows.broken), torch.from_numpy(rows.weights)
-    means, scales = torch.from_numpy(mean), torch.from_numpy(scale)
-    places = np.flatnonzero(learned)
-    shared = torch.from_numpy(_shared_by_workload(rows))
-    begun = restored(checkpoint, model, optimizer, schedule)
-    for step in range(begun, network.steps):
-        # The order is a function of the step, so that a run that goes on sees what one that never stopped would.
-        rng = np.random.default_rng([seed, 1 << 22, step])
-        picked = torch.from_numpy(rng.choice(places, min(network.batch, len(places))))
-        shown = (inputs[picked].float() - means) / scales
-        # Else what a workload is made of becomes its name, and its error is learned by heart.
-        blur = rng.standard_normal((len(picked), len(shared)), np.float32)
-        shown[:, shared] += network.jitter * torch.from_numpy(blur)
-        said = model(shown)
-        weight = weights[picked]
-        miss = torch.nn.functional.smooth_l1_loss(said[:, :4], wanted[picked], reduction="none", beta=0.03)
-        limits = torch.nn.functional.binary_cross_entropy_with_logits(
-            said[:, 4], (~broken[picked]).float(), reduction="none"
-        )
-        loss = ((miss * torch.tensor([1.0, 0.5, 0.3, 1.0])).sum(1) * weight + 0.1 * limits * weight).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if (step + 1) % _SAVE_EVERY == 0 or step + 1 == network.steps:
-            log("loss", float(loss.detach()), step + 1)
-            keep(checkpoint, step + 1, model, optimizer)
-            progress(step + 1, network.steps)
+
+    def ready() -> Loss:
+        inputs, wanted = torch.from_numpy(rows.inputs), torch.from_numpy(np.clip(rows.targets, -_CAP, _CAP))
+        broken, weights = torch.from_numpy(rows.broken), torch.from_numpy(rows.weights)
+        means, scales, importance = torch.from_numpy(mean), torch.from_numpy(scale), torch.tensor(_IMPORTANCE)
+        places, shared = np.flatnonzero(learned), torch.from_numpy(_shared_by_workload(rows))
+
+        def loss_of(rng: np.random.Generator) -> torch.Tensor:
+            picked = torch.from_numpy(rng.choice(places, min(network.batch, len(places))))
+            bare = inputs[picked].float()
+            out = model(blurred((bare - means) / scales, shared, network.jitter, rng))
+            step = torch.logsumexp(bare[:, SHARES] + out[:, :FACTOR_COUNT], 1, keepdim=True)
+            said = torch.cat([step, out[:, FACTOR_COUNT:-1]], 1)
+            miss = torch.nn.functional.smooth_l1_loss(said, wanted[picked], reduction="none", beta=0.03)
+            limits = torch.nn.functional.binary_cross_entropy_with_logits(
+                out[:, -1], (~broken[picked]).float(), reduction="none"
+            )
+            return (((miss * importance).sum(1) + 0.1 * limits) * weights[picked]).mean()
+
+        return loss_of
+
+    steps = Descent("loss", network.steps, network.learning_rate, 1e-4, (seed, 1 << 22), checkpoint, _SAVE_EVERY)
+    descend(model, ready, steps, progress, log)
     arrays: dict[str, Reals] = {"mean": mean, "scale": scale}
     for number, layer in enumerate(linear):
         arrays |= {
             f"weight{number}": layer.weight.detach().numpy().T.copy(),
             f"bias{number}": layer.bias.detach().numpy().copy(),
         }
-    return arrays, model
+    return arrays
 
 
 def _shared_by_workload(rows: Rows) -> Ints:
@@ -115,12 +104,12 @@ def _moments(inputs: Reals) -> tuple[Reals, Reals]:
 # --- what it misses -----------------------------------------------------------------------------------
 
 
-def network_figures(rows: Rows, said: Reals) -> dict[str, float]:
-    """How far outputs `[n, 5]` err on the kept workloads' rows, near each workload's best."""
+def network_figures(rows: Rows, said: Reals, out: Reals) -> dict[str, float]:
+    """How far corrections `[n, 4]` and outputs `[n, OUTPUTS]` err on the kept rows, near each workload's best."""
     near = rows.weights > 0.3
     as_measured = near & rows.known
-    miss = np.abs(said[:, :4] - rows.targets)
-    known = said[:, 4] > 0
+    miss = np.abs(said - rows.targets)
+    known = out[:, -1] > 0
     return {
         "median_error_step": float(np.median(miss[near, 0])),
         "p90_error_step": float(np.quantile(miss[near, 0], 0.9)),
@@ -166,13 +155,14 @@ def pool_of(choices: Iterable[Mapping[str, int]]) -> list[dict[str, int]]:
     return [dict(each) for each, _ in counted.most_common(_POOL)]
 
 
-def outputs(model: Any, arrays: Mapping[str, Reals], inputs: Reals) -> Reals:
-    """What the trained network says of inputs `[n, F]`, `[n, 5]`."""
-    import torch
+def outputs(arrays: Mapping[str, Reals], inputs: Reals) -> tuple[Reals, Reals, Reals]:
+    """What a trained network says of inputs `[n, F]`.
 
-    found: list[Reals] = []
-    with torch.inference_mode():
-        for start in range(0, len(inputs), 8192):
-            block = (inputs[start : start + 8192].astype(np.float32) - arrays["mean"]) / arrays["scale"]
-            found.append(model(torch.from_numpy(block)).numpy())
-    return np.concatenate(found)
+    Returns:
+        Corrections `[n, 4]` of `raysearch.pretraining.dataset.NETWORK_TARGETS`; the inputs with the shares of a step's
+        time as the network expects them; and its outputs `[n, OUTPUTS]`.
+    """
+    found = inputs.astype(np.float32)
+    out = network_outputs(arrays, found)
+    step, found[:, SHARES] = corrected(found, out)
+    return np.concatenate([step[:, None], out[:, FACTOR_COUNT:-1]], 1), found, out

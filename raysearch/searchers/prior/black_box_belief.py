@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, final
 
 import numpy as np
-from scipy.special import expit, ndtr, ndtri
+from scipy.special import expit, ndtr
 
 from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
@@ -19,8 +19,8 @@ from sim.serving.phases import phase_of
 
 _SEEN_AT_ONCE = 200
 """[assumed] Answers that decide together; more would take longer than they tell."""
-_QUANTILES: Reals = ndtri((np.arange(16) + 0.5) / 16)
-"""Of the standard normal distribution, equally likely: expectations are means over them."""
+_NOTHING = 1e-100
+"""[assumed] Far below any gain that is worth a call."""
 _NEAR_LIMIT = 0.15
 """[assumed] Nats below a limit from which on keeping it tells something."""
 _MOST_EXCESS, _MISSED, _KEPT_BY = 3.0, 1e-3, 0.02
@@ -121,9 +121,8 @@ class BlackBoxBelief:
     # --- what is expected ----------------------------------------------------------------------
 
     def described(self, actions: Action) -> tuple[Features, NetworkPrediction]:
-        """Features of actions `[n, A]`, and what the network expects of them."""
-        features = self._features.of(self._space.strategies(actions))
-        said = self.prior.predict(features)
+        """Features of actions `[n, A]`, the shares of a step's time as the network expects them, and all it expects."""
+        features, said = self.prior.predict(self._features.of(self._space.strategies(actions)))
         if not self._phase.prefills:  # a step is what a token takes
             said = said._replace(log_tpot_s=said.log_step_s - math.log(self._space.workload.tokens_per_step))
         nothing = np.full(len(actions), -50.0)
@@ -137,14 +136,16 @@ class BlackBoxBelief:
         """What is believed of strategies `[n]` as of the last `learn`; errors are taken for `doubt` times as wide."""
         best = self.best
         nearer = np.maximum(said.log_tpot_s - self._log_tpot_limit, said.log_ttft_s - self._log_ttft_limit)
+        expected = features.log_tokens - said.log_step_s
         gain, tokens_mean, kept, mean, square, timely, above, above_square = np.zeros((8, len(said.kept)))
         for weight, error, error_sd in self._time.under_each(features.inputs):
-            errors = error[:, None] + doubt * error_sd[:, None] * _QUANTILES
-            tokens = np.exp(features.log_tokens[:, None] - said.log_step_s[:, None] - errors)
-            in_time = nearer[:, None] + errors <= 0
-            gain += weight * (np.maximum(tokens - best, 0) * in_time).mean(1)
-            tokens_mean += weight * tokens.mean(1)
-            timely += weight * in_time.mean(1)
+            sd = doubt * error_sd
+            # An error up to here is in time, and up to there also better than the best: both as standard normals.
+            late, most = -nearer, np.minimum(-nearer, expected - math.log(best)) if best else -nearer
+            tokens = np.exp(expected - error + sd**2 / 2)
+            gain += weight * np.maximum(tokens * ndtr((most - error) / sd + sd) - best * ndtr((most - error) / sd), 0)
+            tokens_mean += weight * tokens
+            timely += weight * ndtr((late - error) / sd)
             mean += weight * error
             square += weight * (error**2 + error_sd**2)
         for weight, excess, excess_sd in self._limits.under_each(features.inputs):
@@ -153,18 +154,18 @@ class BlackBoxBelief:
             above_square += weight * (excess**2 + excess_sd**2)
         gain *= kept
         # Where nothing can be gained, what comes nearest to it.
-        late = np.maximum(said.log_tpot_s - self._log_tpot_limit, 0) + np.maximum(
-            said.log_ttft_s - self._log_ttft_limit, 0
+        late = np.maximum(said.log_tpot_s + mean - self._log_tpot_limit, 0) + np.maximum(
+            said.log_ttft_s + mean - self._log_ttft_limit, 0
         )
         return Posterior(
-            features.log_tokens - said.log_step_s - mean,
+            expected - mean,
             np.sqrt(np.maximum(square - mean**2, 0)),
             nearer + mean,
             said.log_memory + above,
             np.sqrt(np.maximum(above_square - above**2, 0)),
             timely,
             kept,
-            gain + 1e-9 * tokens_mean * kept * np.exp(-5 * late),
+            gain + _NOTHING * tokens_mean * kept * np.exp(-5 * late),
         )
 
     @property

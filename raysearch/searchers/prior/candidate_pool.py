@@ -9,13 +9,14 @@ import numpy as np
 from envs.space import Action, StrategySpace
 from raysearch.searchers.prior.black_box_belief import BlackBoxBelief, Posterior
 from raysearch.searchers.prior.candidate_strategies import CandidateStrategies
-from raysearch.searchers.prior.network import NetworkPrediction
-from raysearch.searchers.prior.strategy_features import Features, Reals
+from raysearch.searchers.prior.network import FACTOR_COUNT, NetworkPrediction
+from raysearch.searchers.prior.strategy_features import SHARES, Features, Reals
 from sim.arrays import Ints
 
 _SPREAD, _WIDENED, _KEPT, _ROUNDS = 6000, 150, 800, 5
 """Of the strategies looked at before the first call: over degrees, then with other dims, those kept, and rounds of
 mutation. [assumed] together half a second."""
+_FIELDS = len(NetworkPrediction._fields)
 
 
 @final
@@ -34,13 +35,16 @@ class CandidatePool:
 
     @property
     def expected(self) -> Reals:
-        """What the network says, `[fields of NetworkPrediction, C]`."""
-        return np.stack(self.said) if len(self.actions) else np.zeros((len(NetworkPrediction._fields), 0))
+        """What the network says: `NetworkPrediction` and the shares of a step's time, `[fields and shares, C]`."""
+        if not len(self.actions):
+            return np.zeros((_FIELDS + FACTOR_COUNT, 0))
+        return np.concatenate([np.stack(self.said), self.features.inputs[:, SHARES].T])
 
     def as_it_was(self, expected: Reals) -> Self:
         """With what the network said then: of other batches the last bits may differ."""
         if len(self.actions):
-            self.said = NetworkPrediction(*np.array(expected, np.float64))
+            self.said = NetworkPrediction(*np.array(expected[:_FIELDS], np.float64))
+            self.features.inputs[:, SHARES] = expected[_FIELDS:].T
         return self
 
     def of(self, belief: BlackBoxBelief) -> CandidatePool:

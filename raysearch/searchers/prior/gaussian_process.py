@@ -1,9 +1,13 @@
 """How far a black box departs from what was expected, learned from its answers: a Gaussian process on the residuals.
 
-Strategies err together: by a factor of the whole machine, by what their time is made of, and the more the nearer they
-lie. How much in all is not known before, so it is weighed with every answer, over a grid of scales.
+Strategies err together: by a factor of the whole machine, by one for each term of their time, and the more the nearer
+they lie. How much in all is not known before, so it is weighed with every answer, over a grid of scales.
 
-Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), sections 2.2 and 5.4.
+The log of a time is not linear in the logs of its terms' factors: links that are ten times slower hide in a strategy
+that hardly sends and are all of one that does. So it is linearised where the answers say the factors are, not at 1.
+
+Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), sections 2.2 and 5.4; the iterated
+linearisation: Bell and Cathey, "The Iterated Kalman Filter Update as a Gauss-Newton Method" (1993).
 """
 
 from __future__ import annotations
@@ -17,7 +21,14 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from raysearch.searchers.prior.network import ResidualKernel
-from raysearch.searchers.prior.strategy_features import CHOICE_PLACES, OP_CHOICES, SHARES, Reals
+from raysearch.searchers.prior.strategy_features import (
+    CHOICE_PLACES,
+    FEATURE_TERMS,
+    LEAST_LOG_SHARE,
+    OP_CHOICES,
+    SHARES,
+    Reals,
+)
 
 _MACHINE_SCALES = (0.1, 0.3, 1.0, 3.0, 10.0)
 """[assumed] Of errors that all strategies share: from a black box that is the simulator to one twice as slow."""
@@ -27,6 +38,8 @@ _NOISES = (1e-3, 0.02, 0.06)
 """[assumed] Standard deviations of the log of an answer asked for twice: a simulator's, and two of measurements."""
 _LOG_WIDTH = 1.5
 """[assumed] Nats by which a scale is unlikely whose log is one off."""
+_LINEARISED, _LONGEST_STEP = 6, 1.0
+"""Rounds in which the factors of a machine's terms are found, and nats by which they move in one. [assumed]"""
 _REFIT = 1.15
 """Growth of the answers after which scales are weighed anew."""
 _BELIEVED, _LEAST = 6, 0.03
@@ -52,6 +65,24 @@ def covariance_parts(kernel: ResidualKernel, one: Reals, other: Reals) -> tuple[
     return shared, near * (kernel.degrees + kernel.choices * np.exp(-differ / kernel.ops)) + kernel.own * (
         apart + differ < 1e-9
     )
+
+
+def reproportioned(inputs: Reals, factors: Reals) -> tuple[Reals, Reals]:
+    """Strategies as they are on a machine whose terms take longer.
+
+    Args:
+        inputs: Of the network, `[n, F]`.
+        factors: Logs of how many times as long each of `FEATURE_TERMS` takes, `[FACTOR_COUNT]`.
+
+    Returns:
+        The inputs with `SHARES` of that machine; and the log of the step's time over the expected one, less what is
+        linear in `factors` with those shares, `[n]`.
+    """
+    terms = inputs[:, SHARES].astype(np.float64) + factors
+    step = np.logaddexp.reduce(terms, axis=1)
+    found, shares = inputs.copy(), terms - step[:, None]
+    found[:, SHARES] = np.maximum(shares, LEAST_LOG_SHARE)
+    return found, step - np.exp(shares) @ factors
 
 
 def _squared(one: Reals, other: Reals) -> Reals:
@@ -105,14 +136,17 @@ class ResidualProcess:
     Attributes:
         weighed: Scales and their probabilities, the likeliest first.
         fitted: Answers that they were weighed by.
+        factors: Likeliest logs of how many times as long each of `FEATURE_TERMS` takes as expected, `[FACTOR_COUNT]`.
     """
 
     def __init__(self, kernel: ResidualKernel) -> None:
         self._kernel = kernel
         self.inputs: Reals = np.zeros((0, 0), np.float32)
         self.values: Reals = np.zeros(0)
+        self._there = self.inputs  # as they are on a machine of `factors`
         self.weighed = _normalised([(-_unlikely(scales), scales) for scales in _scales()])
         self.fitted = 0
+        self.factors: Reals = np.zeros(len(FEATURE_TERMS))
         self._hypotheses: list[_Hypothesis] = []
 
     @property
@@ -125,19 +159,32 @@ class ResidualProcess:
         count = len(values)
         if not count:
             return
-        parts = covariance_parts(self._kernel, inputs, inputs)
-        if count <= 12 or count >= _REFIT * self.fitted:
-            self.weighed, self.fitted = self._weighed(parts, values), count
-        self._take(inputs, values, parts)
+        self.factors = np.zeros(len(FEATURE_TERMS))
+        weighs = count <= 12 or count >= _REFIT * self.fitted
+        for step in range(_LINEARISED):
+            there, beyond = reproportioned(inputs, self.factors)
+            parts = covariance_parts(self._kernel, there, there)
+            if weighs and step in (0, _LINEARISED - 1):
+                self.weighed, self.fitted = self._weighed(parts, values - beyond), count
+            found = self._likeliest(there, values - beyond, parts)
+            self.factors = self.factors + np.clip(found - self.factors, -_LONGEST_STEP, _LONGEST_STEP)
+        self._take(inputs, values)
+
+    def _likeliest(self, there: Reals, values: Reals, parts: tuple[Reals, Reals]) -> Reals:
+        """Mean of `factors` under the likeliest scales, by what is linear in them."""
+        lower = np.linalg.cholesky(_matrix(parts, self.scales))
+        alone = solve_triangular(lower, solve_triangular(lower, values, lower=True), lower=True, trans=1)
+        return self.scales.machine**2 * self._kernel.terms * (np.exp(there[:, SHARES].astype(np.float64)).T @ alone)
 
     def believe(self, inputs: Reals) -> None:
         """Takes what is expected of calls in flight `[n, F]` for their answers, so that others look elsewhere."""
         expected, _ = self.expected(inputs)
-        inputs, values = np.concatenate([self.inputs, inputs]), np.concatenate([self.values, expected])
-        self._take(inputs, values, covariance_parts(self._kernel, inputs, inputs))
+        self._take(np.concatenate([self.inputs, inputs]), np.concatenate([self.values, expected]))
 
-    def _take(self, inputs: Reals, values: Reals, parts: tuple[Reals, Reals]) -> None:
+    def _take(self, inputs: Reals, values: Reals) -> None:
         self.inputs, self.values, self._hypotheses = inputs, values, []
+        self._there, beyond = reproportioned(inputs, self.factors)
+        parts, values = covariance_parts(self._kernel, self._there, self._there), values - beyond
         for weight, scales in self.weighed:
             lower = np.linalg.cholesky(_matrix(parts, scales))
             self._hypotheses.append(_Hypothesis(weight, scales, lower, solve_triangular(lower, values, lower=True)))
@@ -148,6 +195,7 @@ class ResidualProcess:
     def under_each(self, inputs: Reals) -> list[tuple[float, Reals, Reals]]:
         """Of every hypothesis its probability, and mean and standard deviation `[n]` of the residuals of strategies."""
         kernel = self._kernel
+        inputs, beyond = reproportioned(inputs, self.factors)
         ends = kernel.shared + kernel.terms * np.exp(2 * inputs[:, SHARES].astype(np.float64)).sum(1)
         alone = kernel.degrees + kernel.choices + kernel.own
         found: list[tuple[float, Reals, Reals]] = []
@@ -156,12 +204,12 @@ class ResidualProcess:
                 prior = scales.machine**2 * ends + scales.own**2 * alone
                 found.append((weight, np.zeros(len(inputs)), np.sqrt(prior)))
             return found
-        parts = covariance_parts(kernel, self.inputs, inputs)
+        parts = covariance_parts(kernel, self._there, inputs)
         for weight, scales, lower, whitened in self._hypotheses:
             gain = solve_triangular(lower, scales.machine**2 * parts[0] + scales.own**2 * parts[1], lower=True)
             prior = scales.machine**2 * ends + scales.own**2 * alone
             left = np.maximum(prior - (gain**2).sum(0), 1e-8)
-            found.append((weight, gain.T @ whitened, np.sqrt(left)))
+            found.append((weight, beyond + gain.T @ whitened, np.sqrt(left)))
         return found
 
     def expected(self, inputs: Reals) -> tuple[Reals, Reals]:

@@ -1,11 +1,14 @@
 """The network that knows other workloads, in numpy, and the file that it comes in.
 
+Of a step's time it corrects each of the roofline's terms by a factor, so what it learned of a model's weights, of links
+or of launches holds in whatever proportion they meet.
+
 The file holds arrays and text alone (safetensors): nothing in it can run code. Its header says what made it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,17 +20,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import write_bytes
-from raysearch.searchers.prior.strategy_features import Features, Reals
+from raysearch.searchers.prior.strategy_features import FEATURE_TERMS, LEAST_LOG_SHARE, SHARES, Features, Reals
 from sim.config.files import first_error_text
 from sim.config.reading import parse_object, read_bytes
 from sim.json_object import JsonFields
 
 SHIPPED_PRIOR = Path(__file__).with_name("prior.safetensors")
 """The prior that comes with the package."""
-PRIOR_FORMAT = "raysearch prior 2"
+PRIOR_FORMAT = "raysearch prior 3"
 _LARGEST_BYTES = 20_000_000
 _LARGEST_WEIGHT, _LARGEST_LOG = 1e6, 100.0
 """[assumed] Far beyond any of a trained network, and such that numbers made of them stay finite."""
+FACTOR_COUNT = len(FEATURE_TERMS)
+OUTPUTS = FACTOR_COUNT + 4
+"""Of the network: logs of the factors of a step's terms; corrections of the logs of a token's time over a step's, of
+the first token's time and of memory; log odds that no limit of the choices is broken."""
 _BLOCK = 4096
 """Strategies that go through the network together."""
 
@@ -107,34 +114,63 @@ class Prior:
 
     Attributes:
         header: See `PriorHeader`.
-        mean, scale: Of the inputs, `[F]`.
-        weights, biases: Of each layer.
+        arrays: `mean` and `scale` of the inputs, `[F]`, and `weight0`, `bias0`, ... of each layer.
     """
 
     header: PriorHeader
-    mean: Reals
-    scale: Reals
-    weights: Sequence[Reals]
-    biases: Sequence[Reals]
+    arrays: Mapping[str, Reals]
 
-    def predict(self, features: Features) -> NetworkPrediction:
-        """What it expects of [n] strategies."""
-        blocks = range(0, len(features.inputs), _BLOCK)
-        out = np.concatenate([self.forward(features.inputs[start : start + _BLOCK]) for start in blocks])
-        out = np.clip(out, -_LARGEST_LOG, _LARGEST_LOG)
-        step = features.log_step_s + out[:, 0]
-        return NetworkPrediction(
-            step, step + out[:, 1], features.log_ttft_s + out[:, 2], features.log_memory + out[:, 3], out[:, 4]
-        )
+    @property
+    def mean(self) -> Reals:
+        """Of the inputs, `[F]`."""
+        return self.arrays["mean"]
 
-    def forward(self, inputs: Reals) -> Reals:
-        """The network's outputs `[n, 5]`: corrections of the four logs, and log odds of keeping the choices' limits."""
-        found = (inputs - self.mean) / self.scale
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            found = found @ weight + bias
-            if layer + 1 < len(self.weights):
+    @property
+    def scale(self) -> Reals:
+        """Of the inputs, `[F]`."""
+        return self.arrays["scale"]
+
+    def predict(self, features: Features) -> tuple[Features, NetworkPrediction]:
+        """What it expects of [n] strategies, and their features with `SHARES` as it expects them."""
+        out = network_outputs(self.arrays, features.inputs)
+        step, shares = corrected(features.inputs, out)
+        inputs = features.inputs.copy()
+        inputs[:, SHARES] = shares
+        step = features.log_step_s + step
+        tpot, ttft, memory, kept = out[:, FACTOR_COUNT:].T
+        said = NetworkPrediction(step, step + tpot, features.log_ttft_s + ttft, features.log_memory + memory, kept)
+        return features._replace(inputs=inputs), said
+
+
+def network_outputs(arrays: Mapping[str, Reals], inputs: Reals) -> Reals:
+    """What a network says of inputs `[n, F]`, `[n, OUTPUTS]`.
+
+    Args:
+        arrays: See `Prior`.
+        inputs: As features have them.
+    """
+    layers = sum(name.startswith("weight") for name in arrays)
+    blocks: list[Reals] = []
+    for start in range(0, len(inputs), _BLOCK):
+        found = (inputs[start : start + _BLOCK] - arrays["mean"]) / arrays["scale"]
+        for layer in range(layers):
+            found = found @ arrays[f"weight{layer}"] + arrays[f"bias{layer}"]
+            if layer + 1 < layers:
                 found = found / (1 + np.exp(-np.clip(found, -60, None)))  # SiLU
-        return found.astype(np.float64)
+        blocks.append(found.astype(np.float64))
+    return np.clip(np.concatenate(blocks), -_LARGEST_LOG, _LARGEST_LOG)
+
+
+def corrected(inputs: Reals, out: Reals) -> tuple[Reals, Reals]:
+    """Log of a step's time over the roofline's `[n]`, and the logs of its terms' shares `[n, FACTOR_COUNT]`.
+
+    Args:
+        inputs: Of the network, `[n, F]`.
+        out: Its outputs, `[n, OUTPUTS]`.
+    """
+    terms = inputs[:, SHARES].astype(np.float64) + out[:, :FACTOR_COUNT]
+    step = np.logaddexp.reduce(terms, axis=1)
+    return step, np.maximum(terms - step[:, None], LEAST_LOG_SHARE)
 
 
 def write_prior(path: Path, header: PriorHeader, arrays: Mapping[str, Reals]) -> None:
@@ -197,12 +233,11 @@ def read_prior(path: Path) -> Prior:
     words, arrays = read_arrays(path, "prior")
     with checking(path, "prior", PriorHeader):
         header = PriorHeader.model_validate(words)
-        layers = range(sum(name.startswith("weight") for name in arrays))
-        weights, biases = ([arrays[f"{kind}{layer}"] for layer in layers] for kind in ("weight", "bias"))
-        prior = Prior(header, arrays["mean"], arrays["scale"], weights, biases)
+        prior = Prior(header, arrays)
         if header.format != PRIOR_FORMAT:
             raise ValueError(f"expected {PRIOR_FORMAT!r}, got {header.format!r}")
         if not (prior.scale >= 1 / _LARGEST_WEIGHT).all():
             raise ValueError(f"expected scales of at least {1 / _LARGEST_WEIGHT:g}")
-        prior.forward(np.zeros((1, len(prior.mean)), np.float32))[0, 4]
+        if network_outputs(arrays, np.zeros((1, len(prior.mean)), np.float32)).shape != (1, OUTPUTS):
+            raise ValueError(f"expected {OUTPUTS} outputs")
     return prior

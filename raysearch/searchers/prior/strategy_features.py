@@ -50,7 +50,8 @@ SHARES = slice(CHOICE_PLACES.stop, CHOICE_PLACES.stop + len(FEATURE_TERMS))
 """Log of the share of each of `FEATURE_TERMS` in a step's time."""
 OP_CHOICES = slice(SHARES.stop, SHARES.stop + len(OPS) * FIRST_DECLARED)
 """Share of the layers in which an op is sharded so, op by op."""
-_LEAST_SHARE = math.exp(-8)
+LEAST_LOG_SHARE = -8.0
+"""[assumed] Below, a term makes no difference."""
 _SHARDED = (0, 1)
 _AT_REST = (0, 1, GATHERED_TOKENS, GATHERED)
 """Choices whose weights rest in shards."""
@@ -276,7 +277,7 @@ class WorkloadFeatures:
             np.log(step_s), np.log(needed / allowed),
             *np.log(np.stack([weights, held, ends + buffers]) / allowed + 1e-4), np.broadcast_to(idle, step_s.shape),
         ]  # fmt: skip
-        shares = np.log(np.maximum(terms / step_s[:, None], _LEAST_SHARE))
+        shares = np.log(np.maximum(terms / step_s[:, None], math.exp(LEAST_LOG_SHARE)))
         rest = np.stack([np.asarray(each, np.float32) for each in of_strategy], axis=1)
         constants = np.broadcast_to(self._constants, (len(rest), len(self._constants)))
         parts = [places, shares, choices.reshape(len(choices), -1), rest, constants]

@@ -79,6 +79,16 @@ def test_a_tables_answers_are_the_simulators(table: SearchTable) -> None:
     assert len(np.unique(table.actions, axis=0)) == len(table.actions)
 
 
+def test_a_tight_table_has_a_limit_hardly_above_the_shortest_time_and_its_answers_are_of_that_limit() -> None:
+    asked = SMALL.model_copy(update={"policy": SMALL.policy.model_copy(update={"tight_share": 1.0})})
+    table = next(found for index in range(8) if (found := made_table(asked, SHIPPED_PRIOR, index)).raw.any())
+    workload = table_workload(asked, table.index, table.tpot_slo_s)
+    space, best = StrategySpace(workload), table.actions[table.raw.argmax()]
+    assert table.tpot_slo_s / 1.7 < evaluate(workload, space.decode(best)).tpot_s <= table.tpot_slo_s
+    assert table.tpot_slo_s != table_workload(asked, table.index).tpot_slo_s
+    assert 0 < (table.raw > 0).mean() < 0.5
+
+
 def test_a_search_of_a_table_gains_what_it_was_said_to_and_calls_nothing_twice(searches: Searches) -> None:
     search = searches.begin(0, np.random.default_rng(0), noise=0.0)
     seen: list[int] = []
@@ -159,12 +169,12 @@ def test_imitation_learns_to_choose_what_truly_gains(tmp_path: Path) -> None:
     from raysearch.pretraining.policy_training import imitated
 
     layout, rng = TokenLayout(constants=2, own=3, calls=2), np.random.default_rng(0)
-    numbers = rng.normal(size=(64, SHOWN, layout.own + OF_CANDIDATE))
+    numbers = rng.normal(size=(32, SHOWN, layout.own + OF_CANDIDATE))
     numbers[..., -1] = 0  # expected improvement says nothing
     rows = [random_tokens(layout, 1, SHOWN)._replace(candidates=each) for each in numbers]
     seen = np.stack([layout.packed(each) for each in rows]).astype(np.float16)
     gains = np.stack([each.candidates[:, 0] > 1.5 for each in rows]).astype(np.float16)  # a strategy's first number
-    asked = PretrainingFile(workloads=20, policy=PolicySettings(calls=2, steps=80, batch=32, learning_rate=1e-2))
+    asked = PretrainingFile(workloads=20, policy=PolicySettings(calls=2, steps=40, batch=16, learning_rate=2e-2))
     torch.manual_seed(0)
     network = PolicyNetwork(layout, 16, 1)
 

@@ -29,7 +29,7 @@ from raysearch.pretraining.pretraining_file import Distribution, Network, Pretra
 from raysearch.pretraining.random_workloads import random_workload
 from raysearch.pretraining.training import trained
 from raysearch.searchers.prior.network import read_prior
-from raysearch.searchers.prior.strategy_features import OPS
+from raysearch.searchers.prior.strategy_features import OPS, SHARES
 from raysearch.searchers.registry import make_searcher
 from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
@@ -113,8 +113,8 @@ def test_a_pretraining_that_was_stopped_goes_on_and_a_search_can_use_it(tmp_path
     assert len(list(stopped.glob("rows-*.npz"))) >= 1
     pretrain(config(tmp_path), stopped, 1, no_bar)
     one, other = (read_prior(folder / PRIOR_FILE) for folder in (whole, stopped))
-    for mine, its in zip(one.weights, other.weights, strict=True):
-        np.testing.assert_array_equal(mine, its)
+    for name, array in one.arrays.items():
+        np.testing.assert_array_equal(array, other.arrays[name])
     space = StrategySpace(load_workload("gpt_moe_1_2t_16k"))
     searcher = make_searcher("prior", space, seed=0, budget=1, weights=str(whole / PRIOR_FILE))
     action = searcher.ask(np.zeros((3, 16), np.float32))
@@ -129,7 +129,7 @@ def test_a_pretraining_that_was_stopped_goes_on_and_a_search_can_use_it(tmp_path
 @pytest.mark.slow
 def test_a_training_that_was_stopped_learns_what_one_that_never_was_would(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    inputs, workload = rng.normal(size=(400, 6)).astype(np.float16), np.arange(400) // 10
+    inputs, workload = rng.normal(size=(400, SHARES.stop)).astype(np.float16), np.arange(400) // 10
     targets = (inputs[:, :4] ** 2).astype(np.float32)
     rows = Rows(inputs, targets, inputs[:, 5] > 1, np.ones(400, np.float32), workload, inputs[:, 0] > 0)
     network = Network(width=8, steps=1200, batch=16)
@@ -139,8 +139,7 @@ def test_a_training_that_was_stopped_learns_what_one_that_never_was_would(tmp_pa
             if done == stop_at:
                 raise Stopped
 
-        arrays, _ = trained(rows, network, 0, checkpoint, show, lambda *_: None)
-        return arrays
+        return trained(rows, network, 0, checkpoint, show, lambda *_: None)
 
     whole = train(tmp_path / "whole.safetensors", 0)
     with pytest.raises(Stopped):
@@ -186,7 +185,7 @@ def test_forged_rows_are_learnt_from_or_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_none_is_one_error(tmp_path: Path) -> None:
-    inputs, targets = np.zeros((40, 6), np.float16), np.zeros((40, 4), np.float32)
+    inputs, targets = np.zeros((40, SHARES.stop), np.float16), np.zeros((40, 4), np.float32)
     rows = Rows(inputs, targets, np.zeros(40, bool), np.ones(40, np.float32), np.arange(40), np.ones(40, bool))
     path = tmp_path / "training.safetensors"
 

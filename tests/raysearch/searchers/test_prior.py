@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from dataclasses import replace
@@ -13,10 +14,21 @@ import pytest
 from envs import StrategyEnv, StrategySpace
 from raysearch.base.errors import InputError
 from raysearch.searchers.interface import Outcome
+from raysearch.searchers.prior.black_box_belief import Answer, BlackBoxBelief
+from raysearch.searchers.prior.candidate_pool import CandidatePool, first_pool
 from raysearch.searchers.prior.candidate_strategies import CandidateStrategies
-from raysearch.searchers.prior.gaussian_process import ResidualProcess
-from raysearch.searchers.prior.network import SHIPPED_PRIOR, ResidualKernel, read_prior, write_prior
-from raysearch.searchers.prior.strategy_features import CHOICE_PLACES, OPS, WorkloadFeatures
+from raysearch.searchers.prior.gaussian_process import ResidualProcess, reproportioned
+from raysearch.searchers.prior.network import (
+    FACTOR_COUNT,
+    OUTPUTS,
+    SHIPPED_PRIOR,
+    ResidualKernel,
+    corrected,
+    network_outputs,
+    read_prior,
+    write_prior,
+)
+from raysearch.searchers.prior.strategy_features import CHOICE_PLACES, FEATURE_TERMS, OPS, SHARES, WorkloadFeatures
 from raysearch.searchers.registry import make_searcher
 from raysearch.testing.searcher_suite import SearcherSuite
 from sim.batched import evaluate_many
@@ -133,13 +145,10 @@ def test_a_choice_that_somebody_declared_is_refused_with_a_searcher_that_takes_i
 
 def test_a_prior_is_read_as_it_was_written(tmp_path: Path) -> None:
     shipped = read_prior(SHIPPED_PRIOR)
-    arrays = {"mean": shipped.mean, "scale": shipped.scale}
-    for number, (weight, bias) in enumerate(zip(shipped.weights, shipped.biases, strict=True)):
-        arrays |= {f"weight{number}": weight, f"bias{number}": bias}
-    write_prior(tmp_path / "again.safetensors", shipped.header, arrays)
+    write_prior(tmp_path / "again.safetensors", shipped.header, shipped.arrays)
     again = read_prior(tmp_path / "again.safetensors")
     inputs = np.random.default_rng(0).normal(size=(5, len(shipped.mean))).astype(np.float32)
-    np.testing.assert_array_equal(again.forward(inputs), shipped.forward(inputs))
+    np.testing.assert_array_equal(network_outputs(again.arrays, inputs), network_outputs(shipped.arrays, inputs))
     assert again.header == shipped.header
 
 
@@ -160,20 +169,17 @@ def test_what_is_no_prior_is_one_error(tmp_path: Path, content: bytes) -> None:
 
 
 NOTHING = np.zeros(0, np.float32)
-PARTS = {"mean": np.zeros(3), "scale": np.ones(3), "weight0": np.ones((3, 5)), "bias0": np.zeros(5)}
+PARTS = {"mean": np.zeros(3), "scale": np.ones(3), "weight0": np.ones((3, OUTPUTS)), "bias0": np.zeros(OUTPUTS)}
 
 
 def test_a_forged_prior_is_searched_with_or_refused(tmp_path: Path) -> None:
     shipped, path = read_prior(SHIPPED_PRIOR), tmp_path / "prior.safetensors"
     header = shipped.header.model_dump(mode="json")
     header["pool"] = header["pool"][:3]
-    own = {"mean": shipped.mean, "scale": shipped.scale}
-    for number, (weight, bias) in enumerate(zip(shipped.weights, shipped.biases, strict=True)):
-        own |= {f"weight{number}": weight, f"bias{number}": bias}
     for seed in range(INPUTS):
         rng = random.Random(seed)
         searched = now_and_then(rng)
-        arrays = dict(own if searched else PARTS)
+        arrays = dict(shipped.arrays if searched else PARTS)
         name = rng.choice([*arrays, "weight7"])
         known = np.asarray(arrays.get(name, [0.0]))
         for_it = [*(known * factor for factor in (0, -1, 1e5, 1e30, np.nan)), known[..., :1], known.T, np.zeros((0, 0))]
@@ -250,6 +256,76 @@ def test_answers_that_differ_by_chance_alone_are_found_to_be_noisy() -> None:
     residuals, rng = ResidualProcess(KERNEL), np.random.default_rng(0)
     residuals.learn(np.repeat(strategies_of(10), 4, axis=0), rng.normal(0, 0.05, 40))
     assert residuals.scales.noise > 0.01
+
+
+def test_a_step_is_the_sum_of_its_terms_each_by_its_factor() -> None:
+    inputs, out = strategies_of(5), np.zeros((5, OUTPUTS))
+    np.testing.assert_allclose(corrected(inputs, out)[0], 0, atol=0.01)  # shares are rounded up to a least one
+    out[:, :FACTOR_COUNT] = np.log(np.arange(FACTOR_COUNT) + 1)
+    step, shares = corrected(inputs, out)
+    np.testing.assert_allclose(
+        np.exp(step), (np.exp(inputs[:, SHARES]) * (np.arange(FACTOR_COUNT) + 1)).sum(1), rtol=1e-6
+    )
+    np.testing.assert_allclose(np.exp(shares).sum(1), 1, atol=0.01)
+
+
+def test_slow_links_are_inferred_from_strategies_that_send_less_than_those_that_they_tell_of() -> None:
+    inputs, sent = strategies_of(12), np.linspace(0.05, 0.7, 12)
+    terms, place = np.exp(inputs[:, SHARES]), FEATURE_TERMS.index("tensor_messages")
+    terms[:, place] = 0
+    terms *= ((1 - sent) / terms.sum(1))[:, None]
+    terms[:, place] = sent
+    inputs[:, SHARES] = np.log(np.maximum(terms, 1e-3))
+    slower = np.log(1 - sent + 10 * sent)  # ten times as slow
+    residuals = ResidualProcess(KERNEL.model_copy(update={"terms": 0.08, "choices": 1e-4, "degrees": 1e-4}))
+    residuals.learn(inputs[:4], slower[:4])
+    mean, _ = residuals.expected(inputs)
+    assert slower[3] < 0.6 * slower[-1]
+    np.testing.assert_allclose(mean, slower, atol=0.25)
+    assert residuals.factors.argmax() == place
+
+
+def test_a_machine_that_is_as_expected_leaves_strategies_as_they_are() -> None:
+    inputs = strategies_of(5)
+    there, beyond = reproportioned(inputs, np.zeros(FACTOR_COUNT))
+    np.testing.assert_allclose(there, inputs, atol=0.01)
+    np.testing.assert_allclose(beyond, 0, atol=0.01)
+
+
+def test_expected_improvement_is_the_mean_of_what_is_gained_over_errors_drawn_at_random() -> None:
+    space, rng = StrategySpace(MOE), np.random.default_rng(0)
+    belief = BlackBoxBelief(read_prior(SHIPPED_PRIOR), space)
+    pool = first_pool(belief, space, CandidateStrategies(space, ()), rng).best(30)
+    step = float(np.exp(pool.features.log_tokens[20] - pool.said.log_step_s[20]))
+    belief.note(pool.actions[20], Answer(step / 2, 0.0, step / 2))  # a step takes twice as long as expected
+    belief.learn()
+    posterior = pool.posterior()
+    features, said = pool.features, pool.said
+    tokens, kept = np.zeros(30), np.zeros(30)
+    for weight, error, sd in belief._time.under_each(features.inputs):
+        drawn = error[:, None] + sd[:, None] * rng.standard_normal((30, 20_000))
+        there = np.exp(features.log_tokens[:, None] - said.log_step_s[:, None] - drawn)
+        in_time = said.log_tpot_s[:, None] + drawn <= math.log(MOE.tpot_limit_s)
+        tokens += weight * (np.maximum(there - step / 2, 0) * in_time).mean(1)
+        kept += weight * in_time.mean(1)
+    np.testing.assert_allclose(posterior.in_time, kept, atol=0.02)
+    np.testing.assert_allclose(posterior.improvement, tokens * posterior.kept, rtol=0.1, atol=0.01 * tokens.max())
+
+
+def test_before_anything_is_in_time_many_tokens_that_are_surely_late_are_worth_less_than_few_that_may_not_be() -> None:
+    space, rng = StrategySpace(MOE), np.random.default_rng(0)
+    belief = BlackBoxBelief(read_prior(SHIPPED_PRIOR), space)
+    pool = CandidatePool(belief, CandidateStrategies(space, ()).spread(1500, rng))
+    late = pool.said.log_tpot_s - math.log(MOE.tpot_limit_s)
+    fits = pool.posterior().kept > 0.5
+    surely, perhaps = fits & (late > 0.6) & (late < 1), fits & (late > -0.4) & (late < -0.2)
+    assert pool.posterior().log_tokens[surely].max() > pool.posterior().log_tokens[perhaps].min()
+    for row in np.argsort(late)[:: len(late) // 8]:  # all is a tenth slower than expected, without doubt
+        simulated = float(np.exp(pool.features.log_tokens[row] - pool.said.log_step_s[row] - 0.1))
+        belief.note(pool.actions[row], Answer(0.0, max(float(late[row]) + 0.1, 0.01), simulated))
+    belief.learn()
+    improvement = pool.posterior().improvement
+    assert improvement[surely].max() < improvement[perhaps].min()
 
 
 # --- candidates ---------------------------------------------------------------------------------------
