@@ -52,7 +52,8 @@ class OpRule:
 def rule(op: FusedOp, layer: Layer, choice: int) -> OpRule:
     """The rule behind a strategy's choice for an op: it shards a label, or replicates."""
     if choice in GRID:
-        picked = grid_rule(op.operation, *op.label(choice), inner_ranks_of(choice))
+        outer, inner = op.label(choice)
+        picked = grid_rule(op.operation, outer, inner, inner_ranks_of(choice))
         return _op_rule(op, picked, passes_partial=False)
     if choice >= FIRST_DECLARED:
         declared = declared_choices(op.key)[choice]

@@ -222,7 +222,8 @@ class Rank:
         columns, each = self._widths[tensor.name]
         if isinstance(sharded, GridShard):
             rows = self._rows(tensor)
-            for dim, degree in zip((sharded.outer, sharded.inner), sub_degrees(self.tp, sharded.ranks), strict=True):
+            degrees = sub_degrees(self.tp, sharded.inner_ranks)
+            for dim, degree in zip((sharded.outer, sharded.inner), degrees, strict=True):
                 if dim == len(tensor.letters) - 1:
                     columns = self.columns_of(tensor, degree)
                 elif dim >= 0:

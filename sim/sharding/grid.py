@@ -4,7 +4,7 @@
 >>> [piece.tolist() for piece in GridShard(0, 1).split(np.arange(4).reshape(2, 2), 4)]
 [[[0]], [[1]], [[2]], [[3]]]
 >>> str(GridShard(0, SUM)), grid_of(Shard(1), REPLICATE)
-('G(0,-2,2)', GridShard(outer=1, inner=-1, ranks=2))
+('G(0,-2,2)', GridShard(outer=1, inner=-1, inner_ranks=2))
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class GridShard(Placement):
     code = "G"
     outer: int
     inner: int
-    ranks: int = USUAL_RANKS
+    inner_ranks: int = USUAL_RANKS
 
     def __post_init__(self) -> None:
-        if min(self.outer, self.inner) < SUM or (self.outer == self.inner and self.outer >= 0) or self.ranks < 1:
+        if min(self.outer, self.inner) < SUM or (self.outer == self.inner and self.outer >= 0) or self.inner_ranks < 1:
             raise PlacementError(
                 f"expected two dims, {WHOLE} for none or {SUM} for a sum, got {self.outer}, {self.inner}"
             )
@@ -75,13 +75,13 @@ class GridShard(Placement):
 
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:
-        (outer, inner), (ranks, neighbours) = self.layout, sub_degrees(degree, self.ranks)
+        (outer, inner), (ranks, neighbours) = self.layout, sub_degrees(degree, self.inner_ranks)
         pieces = outer.split(tensor, ranks, rng)
         return [each for piece in pieces for each in inner.split(piece, neighbours, rng)]
 
     @override
     def assemble(self, pieces: Sequence[Array]) -> Array:
-        (outer, inner), (_, neighbours) = self.layout, sub_degrees(len(pieces), self.ranks)
+        (outer, inner), (_, neighbours) = self.layout, sub_degrees(len(pieces), self.inner_ranks)
         rows = [pieces[at : at + neighbours] for at in range(0, len(pieces), neighbours)]
         return outer.assemble([inner.assemble(row) for row in rows])
 

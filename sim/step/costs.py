@@ -197,7 +197,7 @@ def moves(layer: Layer, tensor: Tensor, choices: tuple[int, ...], into: Layer | 
 
 def _over_sub_axes(tensor: Tensor, source: Placement, targets: Sequence[Placement]) -> Iterator[Move | None]:
     """What is moved for one reader is not moved again, nor is a piece of it."""
-    ranks = next(each.ranks for each in (source, *targets) if isinstance(each, GridShard))
+    ranks = next(each.inner_ranks for each in (source, *targets) if isinstance(each, GridShard))
     for index, target in enumerate(targets):
         known = target in targets[:index] or (target != REPLICATE and REPLICATE in targets)
         ends = lifted(source), lifted(target)

@@ -100,11 +100,11 @@ def stage_seconds(workload: Workload, strategy: Strategy, start: int, end: int) 
     stage = stage_between(workload, start, end, first=start == 0, last=end == layers)
     met = {pair: meeting_s(stack, pair, tuple(dims[at] for at in step.meetings[pair])) for pair, _ in stage.meetings}
     ends = vocabulary_seconds(stack[step.end], strategy.pp, dims[step.leaves])
-    held = [
+    weights, kv = (
         [sum(getattr(cost, kind) for cost in each.costs) for each in priced] for kind in ("weight_bytes", "kv_bytes")
-    ]
+    )
     peak = max(cost.activation_bytes for each in priced for cost in each.costs)
-    kinds = stage_bytes(workload, stage, strategy.pp, *held, peak, base_of(stack))
+    kinds = stage_bytes(workload, stage, strategy.pp, weights, kv, peak, base_of(stack))
     needed, allowed = room(workload, sum(kinds), kinds[1])
     if needed > allowed or any(cost.broken for each in priced for cost in each.costs):
         return np.inf
