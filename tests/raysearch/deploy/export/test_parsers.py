@@ -61,7 +61,8 @@ from vllm import __version__ as version
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 places = [f"vllm.entrypoints.{each}.cli_args" for each in ("common", "launchers", "openai")]
-place = next(each for each in places if importlib.util.find_spec(each))
+there = importlib.util.find_spec
+place = next(each for each in places if there(each.rpartition(".")[0]) and there(each))
 parser = importlib.import_module(place).make_arg_parser(FlexibleArgumentParser())
 def check(told):
     told.model, told.skip_tokenizer_init = told.model_tag, True
