@@ -48,7 +48,8 @@ def test_the_rule_of_two_letters_is_right(name: str, ranks: int) -> None:
     if not has_grid(op):
         return
     for letters in itertools.permutations(op.labels):
-        found = grid_rule(op.operation, *letters, ranks)
+        outer, inner = letters
+        found = grid_rule(op.operation, outer, inner, ranks)
         assert len(found.inputs) == len(op.operation.operands)
         if not any(label_rule(op.operation, letter).run for letter in letters):
             assert counter_example(op.operation, found) is None
