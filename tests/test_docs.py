@@ -63,6 +63,8 @@ def test_the_recommendation_that_a_page_shows_and_its_export_are_what_is_printed
     (tmp_path / "my_model/config.json").write_text(json.dumps(QWEN3_8B))
     (command,) = re.findall(r"raysearch (recommend .* --out \S+)", text)
     (export,) = re.findall(r"raysearch (export \S+ --to vllm)\b", text)
+    for below in ("_best_beside", "variations", "front"):  # what the pages leave out, and takes most of the time
+        monkeypatch.setattr(f"raysearch.deploy.recommend.recommendation.{below}", lambda *_: ())
     begins = r"(?:\S+ on \S+ under|(?:\$ [^\n]*\n)?(?:vllm serve|# The prefill pool))"
     answer, start = re.findall(rf"```\n({begins}.*?)```", text, re.DOTALL)
     printed = CliRunner().invoke(app, [*command.split(), "--set", "top=1"], catch_exceptions=False).stdout
