@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysearch.answers.result import Result
+from raysearch.base.errors import InputError
 from raysearch.deploy.recommend.demand import Demand, FormName
 from raysearch.deploy.recommend.formats_compared import FormatChoice, compared_formats, formats_table
 from raysearch.deploy.recommend.forms_compared import (
@@ -70,6 +71,11 @@ class RecommendationResult(Result):
 
         def asked(each: Question, *, usual: bool = True) -> Demand:
             workload = each.load()
+            if workload.phase == "traffic":
+                raise InputError(
+                    "--phase traffic: deployments are recommended in phase serve: leave it out, and give the load by "
+                    "--requests-per-s; raysearch optimum --phase traffic finds the highest goodput"
+                )
             limits = usual_limits(each, workload) if usual and (requests_per_s, concurrency) == (None, None) else {}
             if limits:
                 each = replace(each, **limits)

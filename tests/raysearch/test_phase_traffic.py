@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import raysearch as rs
 from raysearch.deploy.export.source import served_deployments
 from sim.config.catalog import load_workload
 from sim.replay.replica_sets import prefill_replicas
@@ -87,6 +88,20 @@ def test_the_optimum_is_told_with_its_goodput_and_that_of_other_seeds(optimum: d
     assert goodput["requests_per_s"] * 60 / goodput["gpus"] == pytest.approx(optimum["tokens_per_s_per_gpu"])
     assert goodput["ttft_s"] <= 0.5
     assert 0.2 < min(goodput["other_seeds_tokens_per_s_per_gpu"]) / optimum["tokens_per_s_per_gpu"] < 2
+
+
+def test_a_strategy_has_the_same_goodput_in_every_command_and_in_python_or_is_refused(
+    raysearch: Command, asked: tuple[str, ...]
+) -> None:
+    degrees = ("--tp", "4", "--batch", "16")
+    evaluated = json.loads(raysearch("evaluate", *asked, *degrees, "--json").stdout)
+    explained = json.loads(raysearch("explain", *asked, *degrees, "--json").stdout)
+    (picture, *_) = explained["pictures"]
+    found = rs.evaluate(rs.question(workload=asked[1]), tp=4, batch=16)
+    assert picture["tokens_per_s_per_gpu"] == evaluated["tokens_per_s_per_gpu"] == found.tokens_per_s_per_gpu
+    refused = raysearch("recommend", *asked, "--isl", "4000", "--osl", "60")
+    assert refused.returncode == 2
+    assert "--phase traffic" in refused.stderr
 
 
 def test_a_winner_of_two_pools_or_replicas_is_exported_as_it_was_replayed(asked: tuple[str, ...]) -> None:

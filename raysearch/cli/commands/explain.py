@@ -25,7 +25,7 @@ from raysearch.cli.commands.strategy_options import (
     TpOption,
 )
 from sim.config.question import Question
-from sim.simulate import evaluate
+from sim.replay.goodput import evaluate_in_phase
 from sim.strategy import Strategy
 
 
@@ -72,7 +72,8 @@ def explain_strategy(
         degrees = {"tp": first.tp, "ep": first.ep, "pp": pp, "batch": first.batch, "cp": cp, "dp": dp}
         degrees |= {"dp": first.dp} if layout else {}
         shown.append(second_strategy_of(workload, against, degrees))
-    drawn = [pictures_of(_title(text, strategy), workload, evaluate(workload, strategy)) for text, strategy in shown]
+    evaluated = [(_title(text, strategy), evaluate_in_phase(workload, strategy)) for text, strategy in shown]
+    drawn = [pictures_of(title, workload, evaluation) for title, evaluation in evaluated]
     groups = list(zip(*drawn, strict=True))
     on_degrees = " | ".join(dict.fromkeys(degrees_text(strategy) for _, strategy in shown))
     heading = f"{priced_text(workload)}\n{on_degrees}"
