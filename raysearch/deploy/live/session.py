@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from envs.chain import Chain, DamagedRows, chained_line, follow, links
+from envs.strategy_env import brief
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import Damaged, as_strategy, aside, read_record, strategy_dict, write_record
 from raysearch.deploy.live.belief import ERROR_CORRELATION, ErrorCorrelation
@@ -131,7 +132,9 @@ class Folder:
         begun = _begun(self.path)
         if begun != self._head:
             differs = [key for key in self._head if begun.get(key) != self._head[key]]
-            differences = ", ".join(f"{key} {begun.get(key)} there, {self._head[key]} now" for key in differs)
+            differences = ", ".join(
+                f"{key} {brief(str(begun.get(key)))} there, {self._head[key]} now" for key in differs
+            )
             raise InputError(f"{self.path} contains another tuning ({differences}); resume with the same options")
         kept_lines: list[bytes] = []
         seen: list[Measured] = []
