@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.ensemble import ExtraTreesRegressor
 
-from raysearch.fidelity.calibration.pooled_fit import held_out
+from raysearch.fidelity.calibration.pooled_fit import Bools, held_out
 from raysearch.fidelity.calibration.serving_fit import names_machines, rows_by
 from raysearch.fidelity.calibration.serving_pool import MeasuredRuns, measured_runs
 from sim.arrays import Floats
@@ -85,7 +85,7 @@ def _predicted_s(measured: MeasuredRuns, groups: Sequence[Hashable], folds: int)
     return measured.pool.steps.tpot_of_each_s(times)
 
 
-def _trees_s(measured: MeasuredRuns, kept: Floats, groups: Sequence[Hashable]) -> Floats:
+def _trees_s(measured: MeasuredRuns, kept: Bools, groups: Sequence[Hashable]) -> Floats:
     """The same by trees that see all of a run, and what its kernels take, and correct that."""
     steps, pool = measured.pool.steps, measured.pool
     pace = steps.pace
@@ -117,12 +117,12 @@ def _trees_s(measured: MeasuredRuns, kept: Floats, groups: Sequence[Hashable]) -
     return found
 
 
-def _error(measured: MeasuredRuns, rows: Floats, predicted_s: Floats) -> str:
+def _error(measured: MeasuredRuns, rows: Bools, predicted_s: Floats) -> str:
     error = np.abs(predicted_s[rows] / measured.pool.measured_s[rows] - 1)
     return f"{error.mean():.1%} / {np.median(error):.1%}"
 
 
-def _width(measured: MeasuredRuns, rows: Floats, predicted_s: Floats) -> str:
+def _width(measured: MeasuredRuns, rows: Bools, predicted_s: Floats) -> str:
     """Half of the distance between the fifth and the ninety-fifth percentile, as a factor."""
     low, high = np.quantile(np.log(measured.pool.measured_s[rows] / predicted_s[rows]), (0.05, 0.95))
     return f"x{np.exp((high - low) / 2):.2f}"
@@ -144,7 +144,7 @@ def _layout(measured: MeasuredRuns, row: int) -> Hashable:
     return (cell, strategy.tp, strategy.dp, strategy.ep)
 
 
-def _repeats(measured: MeasuredRuns, rows: Floats) -> str:
+def _repeats(measured: MeasuredRuns, rows: Bools) -> str:
     """How far runs of one configuration lie apart, whatever their dates."""
     at, apart = np.flatnonzero(rows), list[float]()
     for same in rows_by([repr(_configuration(measured, int(row))) for row in at]).values():
@@ -156,7 +156,7 @@ def _repeats(measured: MeasuredRuns, rows: Floats) -> str:
 
 
 def _scaled(
-    measured: MeasuredRuns, rows: Floats, predicted_s: Floats, key: Callable[[MeasuredRuns, int], Hashable]
+    measured: MeasuredRuns, rows: Bools, predicted_s: Floats, key: Callable[[MeasuredRuns, int], Hashable]
 ) -> list[str]:
     """Errors after five random runs of each group have scaled the rest, and after the factor that is best of all."""
     at, rng = np.flatnonzero(rows), np.random.default_rng(0)

@@ -158,8 +158,9 @@ def term_count(series: str, axes: int = 0) -> int:
         ValueError: No series of that name, or it has another number of axes.
     """
     family, *rest = series.split("/")
-    if (_AXES.get(family, 0), len(rest) in _PARTS.get(family, ())) != (axes, True):
-        raise ValueError(f"unknown series, or one on another number of axes than {_AXES.get(family, 0)}")
+    known = _AXES.get(family, (0,))
+    if axes not in known or len(rest) not in _PARTS.get(family, ()):
+        raise ValueError(f"unknown series, or one on another number of axes than {' or '.join(map(str, known))}")
     try:
         if axes:
             return grid_phi(series, _ANY)(np.zeros((1, axes))).shape[1]
@@ -168,11 +169,12 @@ def term_count(series: str, axes: int = 0) -> int:
         raise ValueError(f"unknown series: {error}") from None
 
 
-_AXES = {"gemm": 3, "attention_decode": 4, "collectives": 2}
+_AXES = {"gemm": (3,), "attention_decode": (4,), "attention_prefill": (4, 0), "collectives": (2,)}
+"""Axes of a family's tables; 0 for a plain sum, which attention of prompts was before it had tables."""
 _PARTS = {
     "gemm": (2,),
-    "attention_decode": (3,),
-    "attention_prefill": (3,),
+    "attention_decode": (3, 4),
+    "attention_prefill": (3, 4),
     "mla_decode": (1, 2),
     "moe": (3,),
     "collectives": (2, 4),

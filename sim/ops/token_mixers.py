@@ -38,6 +38,7 @@ from sim.prices.mixer_shapes import (
     sparse_shape,
 )
 from sim.prices.roofline import Kernel
+from sim.prices.terms import window_as_chunks
 
 _SCALE_BYTES = 4
 """The indexer caches its fp8 key with one fp32 scale. [published] DeepSeek-V3.2-Exp, inference/model.py."""
@@ -190,7 +191,8 @@ def _grouped(
         multi_head = attention.heads == attention.kv_heads
         # A sequence's tokens read its cache together, unless each picks its own.
         readers, rows = (decoded, heads) if attention.indexer else (sequences, _rows(load, heads, kv_heads, multi_head))
-        shape = DecodeAttention(readers, context, rows, kv_heads, head_dim, multi_head)
+        windowed = bool(attention.window) and not attention.chunked
+        shape = DecodeAttention(readers, context, rows, kv_heads, head_dim, multi_head, windowed)
         flops = 2.0 * decoded * heads * token_width * context  # scores and values
         traffic = readers * context * row_bytes + decoded * new * rank.activation_each
         attends = Kernel("attention", dtype, kv_dtype, flops, traffic, shape, unlike=_several(load))
@@ -246,14 +248,12 @@ def _held(attention: GroupedAttention, cached: float) -> float:
 def _causal(
     prompts: float, tokens: int, window: int, heads: int, kv_heads: int, head_dim: int, *, chunked: bool = False
 ) -> PrefillAttention:
-    """Causal attention; a window of w makes n tokens see n*w - w*w/2 pairs instead of n*n/2, as independent chunks.
-
-    Chunks of c tokens have n*c/2 pairs, so c = 2w - w*w/n: n where the window is as long, 2w where it is short.
-    """
-    if not window or window >= tokens:
-        return PrefillAttention(prompts, tokens, heads, kv_heads, head_dim)
-    chunk = window if chunked else 2 * window - window**2 / tokens
-    return PrefillAttention(prompts * tokens / chunk, chunk, heads, kv_heads, head_dim)
+    """Causal attention over whole prompts, in independent chunks, or as a sliding window's kernels have it."""
+    if chunked and window < tokens:
+        prompts, tokens = prompts * tokens / window, window
+    elif window and not chunked:
+        return PrefillAttention(*window_as_chunks(prompts, tokens, window), heads, kv_heads, head_dim, windowed=True)
+    return PrefillAttention(prompts, tokens, heads, kv_heads, head_dim)
 
 
 def _prefill_kernel(rank: Rank, shape: PrefillAttention, kv_dtype: Dtype) -> Kernel:

@@ -127,6 +127,7 @@ class Calibration:
         head_dim: float,
         *,
         multi_head: bool | None = None,
+        windowed: bool = False,
     ) -> float:
         """One new token per sequence over `kv_len` cached ones; heads are those of one GPU.
 
@@ -140,6 +141,7 @@ class Calibration:
             head_dim: Width of a head.
             multi_head: Whether the model has a KV head per query head, which selects another kernel. Sharding
                 heads must not change it, or time would step; None decides by the heads given.
+            windowed: Whether `kv_len` is what a sliding window lets it see, which has kernels of its own.
         """
         streams, group = sequences * kv_heads, heads / kv_heads
         if multi_head is None:
@@ -147,11 +149,12 @@ class Calibration:
         prefix = f"attention_decode/{engine}/{kv_dtype}/"
         point = (log(streams), log(kv_len), log(group), log(head_dim))
         if multi_head:
-            fitted = self.table(prefix + "mha")(*point)
+            fitted = self.table(self.windowed(prefix + "mha", windowed))(*point)
         else:
-            fitted = self.table(prefix + "gqa")(*point[:2], log(min(group, WIDEST_GROUP)), point[3])
+            series = self.windowed(prefix + "gqa", windowed)
+            fitted = self.table(series)(*point[:2], log(min(group, WIDEST_GROUP)), point[3])
             if group > WIDEST_GROUP:
-                fitted = max(fitted, self.table(prefix + "wide")(*point))
+                fitted = max(fitted, self.table(self.windowed(prefix + "wide", windowed))(*point))
         byte_us = 2 * streams * kv_len * head_dim * BYTES[kv_dtype] / self.machine.hbm_bytes_per_us
         flop_us = 4 * sequences * heads * head_dim * kv_len / self.machine.flop_per_us["bf16"]
         return max(exp(fitted), byte_us, flop_us)
@@ -166,11 +169,24 @@ class Calibration:
         heads: float,
         kv_heads: float,
         head_dim: float,
+        windowed: bool = False,
     ) -> float:
-        """Causal attention over the new tokens of each sequence, arithmetic in `dtype`."""
-        phi = terms.attention_prefill(self.machine, sequences, tokens, heads, kv_heads, head_dim, dtype)
+        """Causal attention over the new tokens of each sequence, arithmetic in `dtype`.
+
+        A sliding window is as many shorter sequences as see as many pairs; its kernels are of their own (`windowed`).
+        """
+        series = self.windowed(f"attention_prefill/{engine}/{dtype}/{kv_dtype}", windowed)
         flop_us = 2 * sequences * heads * head_dim * tokens * tokens / self.machine.flop_per_us[dtype]
-        return max(self._sum(f"attention_prefill/{engine}/{dtype}/{kv_dtype}", phi), flop_us)
+        if "grid" in self.series[series]:
+            point = (log(sequences * heads), log(tokens), log(heads / kv_heads), log(head_dim))
+            return max(exp(self.table(series)(*point)), flop_us)
+        phi = terms.attention_prefill(self.machine, sequences, tokens, heads, kv_heads, head_dim, dtype)
+        return max(self._sum(series, phi), flop_us)
+
+    def windowed(self, series: str, windowed: bool) -> str:
+        """The series of an attention under a sliding window, where one was measured, or that of the whole context."""
+        name = f"{series}/window"
+        return name if windowed and name in self.series else series
 
     def mla_decode_us(self, kv_dtype: str, sequences: float, kv_len: float, heads: float, engine: str = "") -> float:
         """Multi-head latent attention (512 + 64 cached per token), of an engine or of all."""
@@ -374,6 +390,9 @@ def grid_phi(series: str, machine: Machine) -> Callable[[Floats], Floats]:
         if family == "attention_decode":
             streams, kv_len, group, head_dim = sizes
             return grid_terms.attention_decode_s(machine, streams, kv_len, group, head_dim, rest[0])
+        if family == "attention_prefill":
+            queries, tokens, group, head_dim = sizes
+            return grid_terms.attention_prefill_s(machine, queries, tokens, group, head_dim, rest[0])
         message_bytes, degree = sizes
         return grid_terms.collective(machine, message_bytes, degree, first)
 

@@ -50,7 +50,10 @@ class GroupedGemm(NamedTuple):
 
 
 class DecodeAttention(NamedTuple):
-    """One new token per sequence; heads are those of one GPU. `multi_head`: the model shares no KV heads."""
+    """One new token per sequence; heads are those of one GPU.
+
+    `multi_head`: the model shares no KV heads. `windowed`: `kv_len` is what a sliding window lets it see.
+    """
 
     sequences: float
     kv_len: float
@@ -58,16 +61,21 @@ class DecodeAttention(NamedTuple):
     kv_heads: float
     head_dim: float
     multi_head: bool
+    windowed: bool = False
 
 
 class PrefillAttention(NamedTuple):
-    """Causal attention over the new tokens of each sequence; heads are those of one GPU."""
+    """Causal attention over the new tokens of each sequence; heads are those of one GPU.
+
+    `windowed`: under a sliding window, as the chunks of `sim.prices.terms.window_as_chunks`.
+    """
 
     sequences: float
     tokens: float
     heads: float
     kv_heads: float
     head_dim: float
+    windowed: bool = False
 
 
 class LatentDecode(NamedTuple):
@@ -262,18 +270,20 @@ class Curves:
         return self._priced(series, time_us, (shape.rows, shape.columns, shape.inner), dtype)
 
     def _decode(self, shape: DecodeAttention, dtype: str) -> PricedKernel | None:
-        sequences, kv_len, heads, kv_heads, head_dim, multi_head = shape
+        sequences, kv_len, heads, kv_heads, head_dim, multi_head, windowed = shape
         series = self._series_of("attention_decode", dtype, "mha" if multi_head else "gqa")
         if series is None:
             return None
         _, engine, priced_as, _ = series.split("/")
         time_us = self.calibration.attention_decode_us(
-            engine, priced_as, sequences, kv_len, heads, kv_heads, head_dim, multi_head=multi_head
+            engine, priced_as, *shape[:5], multi_head=multi_head, windowed=windowed
         )
+        series = self.calibration.windowed(series, windowed)
         sizes = (sequences, kv_len, heads, kv_heads, head_dim)
         if multi_head or heads <= WIDEST_GROUP * kv_heads:
             return self._priced(series, time_us, sizes, dtype)
-        wide = self._priced(f"attention_decode/{engine}/{priced_as}/wide", time_us, sizes, dtype)
+        series = self.calibration.windowed(f"attention_decode/{engine}/{priced_as}/wide", windowed)
+        wide = self._priced(series, time_us, sizes, dtype)
         return wide if wide.extrapolated else self.beyond(wide, _WIDE)
 
     def _prefill(self, shape: PrefillAttention, math_dtype: Dtype, kv_dtype: Dtype) -> PricedKernel | None:
@@ -282,7 +292,8 @@ class Curves:
             return None
         _, engine, arithmetic, priced_as = series.split("/")
         time_us = self.calibration.attention_prefill_us(engine, arithmetic, priced_as, *shape)
-        return self._priced(series, time_us, shape, kv_dtype)
+        series = self.calibration.windowed(series, shape.windowed)
+        return self._priced(series, time_us, shape[:5], kv_dtype)
 
     def _latent(self, shape: LatentDecode, kv_dtype: Dtype) -> PricedKernel | None:
         series = self._series_of("mla_decode", kv_dtype)

@@ -72,6 +72,37 @@ def attention_decode_s(
     return np.stack(terms, 1)
 
 
+def attention_prefill_s(
+    machine: Machine, queries: Floats, tokens: Floats, group: Floats, head_dim: Floats, dtype: str
+) -> Floats:
+    """[points, terms] of causal self-attention over new tokens.
+
+    Args:
+        machine: Whose rates and multiprocessors.
+        queries: Sequences times query heads.
+        tokens: New tokens of each sequence.
+        group: Query heads per KV head.
+        head_dim: Width of a head.
+        dtype: Format of the arithmetic.
+    """
+    shared = queries / group
+    flop = 2 * queries * head_dim * tokens * tokens / machine.flop_per_us[dtype]
+    byte = (queries + shared) * tokens * head_dim * 4 / machine.hbm_bytes_per_us
+    wave = np.maximum(1.0, tokens / 128 * queries / machine.sms + 0.5)
+    long = tokens * head_dim / 1e6
+    # Tiles of 128 rows: of one head's queries, or of all that share a KV head.
+    apart, packed = np.ceil(tokens / 128) * queries, np.ceil(tokens * group / 128) * shared
+    pairs = np.ceil(np.ceil(tokens / 256) * queries / machine.sms)
+    terms = [np.ones_like(flop), flop, byte, tokens / 1e3, wave * long, np.sqrt(flop * byte), np.sqrt(byte)]
+    terms += [queries * tokens / 1e6 * 128, head_dim / 128 * tokens / 1e3, queries * tokens * tokens / 1e8]
+    terms += [np.maximum(0, byte - 10), shared * tokens * head_dim / 1e8, head_dim / 128, np.log1p(tokens)]
+    terms += [shared / 1e3, queries / 1e3, shared * head_dim / 1e5, queries * head_dim / 1e5, pairs * long]
+    for tiles in (packed, apart):
+        terms += [np.ceil(tiles / machine.sms), np.ceil(tiles / machine.sms) * long]
+    terms += [np.maximum(0, packed - machine.sms) / 1e3, np.maximum(0, apart - machine.sms) * head_dim / 1e5]
+    return np.stack(terms, 1)
+
+
 def collective(machine: Machine, message_bytes: Floats, degree: Floats, kind: str) -> Floats:
     """[points, terms] of a collective inside a node: launch, hops, wire time, and what sets in at some size."""
     v, others = message_bytes, degree - 1

@@ -90,6 +90,18 @@ def grouped_gemm(
 # --- attention --------------------------------------------------------------------------------------
 
 
+def window_as_chunks(sequences: float, tokens: float, window: float) -> tuple[float, float]:
+    """Shorter sequences, and the tokens of each, that see as many pairs as prompts under a sliding window.
+
+    A window of w makes n tokens see n*w - w*w/2 pairs instead of n*n/2. Chunks of c tokens have n*c/2 pairs, so
+    c = 2w - w*w/n: n where the window is as long, 2w where it is short.
+    """
+    if not window or window >= tokens:
+        return sequences, tokens
+    chunk = 2 * window - window**2 / tokens
+    return sequences * tokens / chunk, chunk
+
+
 def attention_prefill(
     machine: Machine, sequences: float, tokens: float, heads: float, kv_heads: float, head_dim: float, dtype: str
 ) -> list[float]:

@@ -22,6 +22,8 @@ KERNEL_FAMILIES: Mapping[str, str] = {
     "gemm": "gemm",
     "attention_decode": "attention_decode",
     "attention_prefill": "attention_prefill",
+    "attention_window_decode": "attention_decode",
+    "attention_window_prefill": "attention_prefill",
     "mla_decode": "mla_decode",
     "modules": "sparse_attention",
     "linear_attention": "state",

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from raysearch.fidelity.calibration.lattice import DEFAULT, Lattice, LatticePart, Robust, fit_terms
 from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, measured_us
 from raysearch.fidelity.calibration.mixer_tables import module_shape, state_shape
-from raysearch.fidelity.calibration.predict import SHORT_DTYPE, library_of, moe_routing, moe_shape, series_of
+from raysearch.fidelity.calibration.predict import (
+    SHORT_DTYPE,
+    library_of,
+    moe_routing,
+    moe_shape,
+    prompts_as_chunks,
+    seen_tokens,
+    series_of,
+)
 from sim.arrays import Floats
 from sim.json_object import JsonFields, JsonObject
 from sim.prices import mixer_terms, terms
@@ -67,6 +75,32 @@ def _wide_attention(heads: list[int]) -> Lattice:
     )
 
 
+_PROMPTS = [1, 16, 32, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 8192, 16384]
+_GROUPS = [1, 2, 4, 8, 16, 32, 96]
+_TOKENS_AND_HEADS = [[0, 1, 0, 0], [0, 0, 0, 1]]
+"""A lattice over (tokens, width of a head) behind its first axis, of (queries, tokens, group, width)."""
+_PROMPT_ATTENTION = Lattice(
+    [_powers(0, 15), _PROMPTS, _GROUPS, _WIDER_HEADS],
+    [
+        LatticePart(
+            [_powers(0, 14, 2), _PROMPTS, _WIDER_HEADS],
+            (0.05, 0.1, 0.0),
+            (0.01, 0.01, 0.01),
+            combine=[[1, 0, 0, 0], *_TOKENS_AND_HEADS],
+        ),
+        LatticePart(
+            [_GROUPS, [1, 64, 1024, 16384], _WIDER_HEADS],
+            (0.05, 0.05, 0.0),
+            (0.02, 0.02, 0.01),
+            combine=[[0, 0, 1, 0], *_TOKENS_AND_HEADS],
+        ),
+    ],
+    (0, 1),
+    (1, 1, 1, 1),
+    iterations=40,
+)
+"""An engine has a kernel per width of head, and switches tiles by the length of prompts."""
+
 GRIDS: Mapping[str, Lattice] = {
     "gemm": Lattice(
         [[1, 16, 32, 64, 128, 129, 256, 257, 512, 1024, 2048, 2049, 4096, 8192, 16384], _WIDTHS, _WIDTHS],
@@ -91,6 +125,7 @@ GRIDS: Mapping[str, Lattice] = {
     "attention_gqa_512": _attention([2, 4, 8, 16, 32], [2, 8, 32], (0, 1, 2), _WIDER_HEADS),
     "attention_mha_512": _attention([1], [1], (0, 1), _WIDER_HEADS),
     "attention_wide_512": _wide_attention(_WIDER_HEADS),
+    "attention_prefill": _PROMPT_ATTENTION,
     "collectives": Lattice(
         [_powers(7, 30), [2, 4, 8]],
         [LatticePart([_powers(7, 30), [2, 4, 8]], (0.05, 0.015), (0.0, 0.02))],
@@ -177,15 +212,40 @@ def _pooled(machine: Machine, masks: list[NDArray[np.bool_]], points: Floats, lo
 
 
 def fit_attention_decode(frame: pd.DataFrame, machine: Machine) -> Series:
-    """One table per engine, KV dtype and kernel variant (by query heads per KV head)."""
+    """One table per engine, KV dtype and kernel variant (by query heads per KV head), and that of sliding windows."""
     streams, group = frame.batch_size * frame.num_kv_heads, frame.num_heads / frame.num_kv_heads
-    points = np.log(np.column_stack([streams, frame.kv_len, group, frame.head_dim]).astype(float))
-    log_us, names = np.log(measured_us(frame)), np.array(series_of("attention_decode", frame))
-    fitted: Series = {}
+    seen = [seen_tokens(row) for row in frame.itertuples(index=False)]
+    points = np.log(np.column_stack([streams, seen, group, frame.head_dim]).astype(float))
+    wider = "_512" if (frame.head_dim > max(_HEADS)).any() else ""
+    names = series_of("attention_decode", frame)
+    return _with_windows(machine, names, points, frame, lambda name: f"attention_{name.split('/')[3]}{wider}")
+
+
+def fit_attention_prefill(frame: pd.DataFrame, machine: Machine) -> Series:
+    """One table per engine and formats, and that of sliding windows, as chunks that see as many pairs."""
+    sequences, tokens = np.array([prompts_as_chunks(row) for row in frame.itertuples(index=False)], dtype=float).T
+    sizes = (sequences * frame.num_heads, tokens, frame.num_heads / frame.num_kv_heads, frame.head_dim)
+    points = np.log(np.column_stack(sizes).astype(float))
+    names = series_of("attention_prefill", frame)
+    return _with_windows(machine, names, points, frame, lambda _: "attention_prefill")
+
+
+def _with_windows(
+    machine: Machine, series: list[str], points: Floats, frame: pd.DataFrame, grid: Callable[[str], str]
+) -> Series:
+    """A table per series; kernels under a window depart from those of the same engine over the whole context."""
+    log_us, names, fitted = np.log(measured_us(frame)), np.array(series), Series()
     for name in sorted(set(names)):
-        wider = "_512" if (frame.head_dim > max(_HEADS)).any() else ""
-        grid = f"attention_{name.split('/')[-1]}{wider}"
-        fitted[name], _ = _table_fit(machine, name, grid, points[names == name], log_us[names == name])
+        parent, _, windowed = name.partition("/window")
+        if windowed:
+            continue
+        rows = names == parent
+        fitted[parent], heights = _table_fit(machine, parent, grid(parent), points[rows], log_us[rows])
+        if (rows := names == f"{parent}/window").any():
+            lattice = GRIDS[grid(parent)]
+            residuals = log_us[rows] - lattice.above(points[rows]) - lattice.rows(points[rows]) @ heights
+            g = lattice.correction(points[rows], residuals, heights)
+            fitted[f"{parent}/window"] = {"grid": grid(parent), "parent": parent, "g_percent": _percent(g)}
     return fitted
 
 
@@ -214,11 +274,6 @@ def fit_collectives(frame: pd.DataFrame, machine: Machine) -> Series:
 
 def _decode_mla(machine: Machine, row: Any) -> list[float]:
     return terms.mla_decode(machine, row.batch_size, row.kv_len, row.num_heads, SHORT_DTYPE[row.kv_cache_dtype])
-
-
-def _prefill(machine: Machine, row: Any) -> list[float]:
-    shape = (row.batch_size, row.isl, row.num_heads, row.num_kv_heads, row.head_dim)
-    return terms.attention_prefill(machine, *shape, SHORT_DTYPE[row.attn_dtype])
 
 
 def _moe(machine: Machine, row: Any) -> list[float]:
@@ -272,7 +327,7 @@ FITS: Mapping[str, Fit] = {
     "gemm": fit_gemm,
     "attention_decode": fit_attention_decode,
     "collectives": fit_collectives,
-    "attention_prefill": _sum_fit("attention_prefill", _prefill, DEFAULT),
+    "attention_prefill": fit_attention_prefill,
     "mla_decode": _sum_fit("mla_decode", _decode_mla, DEFAULT),
     "sparse_attention": fit_sparse_attention,
     "state": _sum_fit("state", _state, DEFAULT),

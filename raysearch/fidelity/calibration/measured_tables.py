@@ -54,6 +54,7 @@ class _AttentionDecode(_Row):
     num_heads: TableCount
     num_kv_heads: TableCount
     head_dim: TableCount
+    window_size: Annotated[int, Field(ge=0, le=LARGEST_MEASURED)] = 0
     latency_us: TablePositive
 
 
@@ -66,6 +67,7 @@ class _AttentionPrefill(_Row):
     num_heads: TableCount
     num_kv_heads: TableCount
     head_dim: TableCount
+    window_size: Annotated[int, Field(ge=0, le=LARGEST_MEASURED)] = 0
     latency_us: TablePositive
 
 
@@ -170,6 +172,7 @@ class Family:
         groups: Columns that name what is fitted and reported on its own.
         time: Column of the measured microseconds.
         sizes: Columns whose range is recorded with the fit.
+        windowed: File of the same kernels under a sliding window, whose rows have a `window_size` too.
     """
 
     file: str
@@ -178,6 +181,7 @@ class Family:
     groups: tuple[str, ...]
     time: str = "latency_us"
     sizes: tuple[str, ...] = ()
+    windowed: str = ""
 
 
 MEASURED_FAMILIES: dict[str, Family] = {
@@ -185,16 +189,18 @@ MEASURED_FAMILIES: dict[str, Family] = {
     "attention_decode": Family(
         "attention_decode.csv",
         _AttentionDecode,
-        ("batch_size", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
+        ("batch_size", "kv_len", "num_heads", "num_kv_heads", "head_dim", "window_size"),
         ("framework", "kv_cache_dtype"),
         sizes=("batch_size", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
+        windowed="attention_window_decode.csv",
     ),
     "attention_prefill": Family(
         "attention_prefill.csv",
         _AttentionPrefill,
-        ("batch_size", "isl", "num_heads", "num_kv_heads", "head_dim"),
+        ("batch_size", "isl", "num_heads", "num_kv_heads", "head_dim", "window_size"),
         ("framework", "attn_dtype", "kv_cache_dtype"),
         sizes=("batch_size", "isl", "num_heads", "num_kv_heads", "head_dim"),
+        windowed="attention_window_prefill.csv",
     ),
     "mla_decode": Family(
         "mla_decode.csv",
@@ -247,11 +253,20 @@ def read_table(directory: Path, family: str) -> pd.DataFrame | None:
     Raises:
         InputError: The file cannot be read, lacks a column, or holds an impossible value.
     """
-    path = table_path(directory, family)
+    path, schema = table_path(directory, family), MEASURED_FAMILIES[family].schema
     if not path.exists():
         return None
     raw, _ = usable_rows(family, path)
-    return long_form(family, check_rows(path, raw, MEASURED_FAMILIES[family].schema))
+    frame = check_rows(path, raw, schema)
+    if (windowed := windowed_path(directory, family)) is not None:
+        frame = pd.concat([frame, check_rows(windowed, usable_rows(family, windowed)[0], schema)], ignore_index=True)
+    return long_form(family, frame)
+
+
+def windowed_path(directory: Path, family: str) -> Path | None:
+    """The file of a family's kernels under a sliding window, if the folder has one."""
+    name = MEASURED_FAMILIES[family].windowed
+    return directory / name if name and (directory / name).exists() else None
 
 
 _OTHERWISE_CALLED = {"moe_alltoall_deepep": "moe_alltoall.csv"}

@@ -28,6 +28,7 @@ from sim.prices.dtypes import BYTES
 from sim.prices.machine import Machine, machine_of
 from sim.prices.mixer_shapes import Convolution
 from sim.prices.routing import EXPONENT, drawn_experts
+from sim.prices.terms import window_as_chunks
 
 MicrosecondArray = NDArray[np.float64]
 
@@ -87,15 +88,31 @@ def _gemm_us(calibration: Calibration, row: Any) -> float:
     return calibration.gemm_us(row.framework, _short(row.dtype), row.m, row.n, row.k)
 
 
+def window_of(row: Any) -> int:
+    """Tokens of the sliding window of a row of attention; 0 for none."""
+    return getattr(row, "window_size", 0)
+
+
+def seen_tokens(row: Any) -> float:
+    """Cached tokens that a row of decode attention reads: all, or those of its window."""
+    return min(row.kv_len, window_of(row) or row.kv_len)
+
+
+def prompts_as_chunks(row: Any) -> tuple[float, float]:
+    """Sequences and the tokens of each that a row of prompt attention is priced as."""
+    return window_as_chunks(row.batch_size, row.isl, window_of(row))
+
+
 def _decode_us(calibration: Calibration, row: Any) -> float:
-    shape = (row.batch_size, row.kv_len, row.num_heads, row.num_kv_heads, row.head_dim)
-    return calibration.attention_decode_us(row.framework, _short(row.kv_cache_dtype), *shape)
+    shape = (row.batch_size, seen_tokens(row), row.num_heads, row.num_kv_heads, row.head_dim)
+    windowed = bool(window_of(row))
+    return calibration.attention_decode_us(row.framework, _short(row.kv_cache_dtype), *shape, windowed=windowed)
 
 
 def _prefill_us(calibration: Calibration, row: Any) -> float:
-    shape = (row.batch_size, row.isl, row.num_heads, row.num_kv_heads, row.head_dim)
+    shape = (*prompts_as_chunks(row), row.num_heads, row.num_kv_heads, row.head_dim)
     dtypes = (_short(row.attn_dtype), _short(row.kv_cache_dtype))
-    return calibration.attention_prefill_us(row.framework, *dtypes, *shape)
+    return calibration.attention_prefill_us(row.framework, *dtypes, *shape, windowed=bool(window_of(row)))
 
 
 def _mla_us(calibration: Calibration, row: Any) -> float:
@@ -183,7 +200,16 @@ def _collective_series(row: Any) -> str:
 def _decode_series(row: Any) -> str:
     group = row.num_heads / row.num_kv_heads
     variant = "mha" if group == 1 else "gqa" if group <= 32 else "wide"
-    return f"attention_decode/{row.framework}/{_short(row.kv_cache_dtype)}/{variant}"
+    return f"attention_decode/{row.framework}/{_short(row.kv_cache_dtype)}/{variant}{_window(row)}"
+
+
+def _prefill_series(row: Any) -> str:
+    arithmetic, cache = _short(row.attn_dtype), _short(row.kv_cache_dtype)
+    return f"attention_prefill/{row.framework}/{arithmetic}/{cache}{_window(row)}"
+
+
+def _window(row: Any) -> str:
+    return "/window" if window_of(row) else ""
 
 
 def _expert_series(row: Any) -> str:
@@ -206,9 +232,7 @@ _PREDICT: dict[str, Callable[[Calibration, Any], float]] = {
 _SERIES: dict[str, Callable[[Any], str]] = {
     "gemm": lambda row: f"gemm/{row.framework}/{_short(row.dtype)}",
     "attention_decode": _decode_series,
-    "attention_prefill": lambda row: (
-        f"attention_prefill/{row.framework}/{_short(row.attn_dtype)}/{_short(row.kv_cache_dtype)}"
-    ),
+    "attention_prefill": _prefill_series,
     "mla_decode": lambda row: "/".join(filter(None, ("mla_decode", row.framework, _short(row.kv_cache_dtype)))),
     "sparse_attention": module_series,
     "state": state_series,
@@ -236,16 +260,18 @@ def _decode_light(machine: Machine, row: Any) -> float:
         2
         * row.batch_size
         * row.num_kv_heads
-        * row.kv_len
+        * seen_tokens(row)
         * row.head_dim
         * _each(row.kv_cache_dtype)
         / machine.hbm_bytes_per_us
     )
-    return max(byte_us, 4 * row.batch_size * row.num_heads * row.head_dim * row.kv_len / machine.flop_per_us["bf16"])
+    flop = 4 * row.batch_size * row.num_heads * row.head_dim * seen_tokens(row)
+    return max(byte_us, flop / machine.flop_per_us["bf16"])
 
 
 def _prefill_light(machine: Machine, row: Any) -> float:
-    return 2 * row.batch_size * row.num_heads * row.head_dim * row.isl**2 / machine.flop_per_us[_short(row.attn_dtype)]
+    sequences, tokens = prompts_as_chunks(row)
+    return 2 * sequences * row.num_heads * row.head_dim * tokens**2 / machine.flop_per_us[_short(row.attn_dtype)]
 
 
 def _mla_light(machine: Machine, row: Any) -> float:

@@ -18,6 +18,7 @@ from raysearch.fidelity.calibration.measured_tables import (
     measured_us,
     table_path,
     usable_rows,
+    windowed_path,
 )
 from raysearch.fidelity.calibration.predict import SHORT_DTYPE, bare_roofline, predict, series_of
 from raysearch.fidelity.validation.error_figures import Comparison
@@ -52,10 +53,10 @@ _SERIES_COLUMNS: dict[str, tuple[str, ...]] = {
 def compare_family(
     name: str, family: str, directory: Path, calibration: Calibration, *, held_out: bool = False
 ) -> Comparison | None:
-    """Predictions for every row of a family; None if the folder has no such file.
+    """Predictions for every row of a file; None if the folder does not have it.
 
     Args:
-        name: Key of the family in the report.
+        name: Its key in the report: the family, or the file of its kernels under a sliding window.
         family: Key in `raysearch.fidelity.calibration.measured_tables.MEASURED_FAMILIES`.
         directory: Folder with the CSV files.
         calibration: Coefficients.
@@ -65,7 +66,8 @@ def compare_family(
         InputError: A file that cannot be used.
     """
     frame, note = read_family(directory, family)
-    if frame is None:
+    windowed = MEASURED_FAMILIES[family].windowed.startswith(name)
+    if frame is None or (windowed and windowed_path(directory, family) is None):
         return None
     header = calibration.data
     if family == "sparse_attention":
@@ -84,13 +86,15 @@ def compare_family(
                 reread.setdefault(f"{own} priced as {priced}", []).append(f"row {number + 1}")
         predicted = predict(family, known, calibration)
     groups = MEASURED_FAMILIES[family].groups
-    roofline = bare_roofline(family, frame, header)
+    if MEASURED_FAMILIES[family].windowed:
+        rows = (frame["window_size"] > 0).to_numpy() == windowed
+        frame, predicted, inside = frame.loc[rows], predicted[rows], None if inside is None else inside[rows]
     return Comparison(
         name,
         frame,
         measured_us(frame),
         predicted,
-        roofline,
+        bare_roofline(family, frame, header),
         groups,
         note=note,
         inside=inside,
@@ -114,9 +118,20 @@ def _by_degree(frame: pd.DataFrame, predicted: Floats, inside: NDArray[np.bool_]
 
 def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, str]:
     """The rows of a family in long form, and what was done to those that no schema foresees."""
-    path = table_path(directory, family)
+    path, schema = table_path(directory, family), MEASURED_FAMILIES[family].schema
     if not path.exists():
         return None, ""
+    notes: list[str] = []
+    frames: list[pd.DataFrame] = []
+    for each in filter(None, (path, windowed_path(directory, family))):
+        raw, beside = _known_rows(family, each)
+        notes += beside
+        frames.append(check_rows(each, raw, schema))
+    return long_form(family, pd.concat(frames, ignore_index=True)), "; ".join(dict.fromkeys(notes))
+
+
+def _known_rows(family: str, path: Path) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of a file with the formats and engines that are known nearest to its own, and what was done to them."""
     raw, notes = usable_rows(family, path)
     if family == "collectives" and "num_nodes" in raw.columns:
         inside = np.array([cell.strip() in ("1", "1.0", "") for cell in raw["num_nodes"]], dtype=bool)
@@ -140,7 +155,7 @@ def read_family(directory: Path, family: str) -> tuple[pd.DataFrame | None, str]
         raw[column] = fixed
     if changed.any():
         notes.append(f"{int(changed.sum())} rows with unknown values were read as the nearest known ones")
-    return long_form(family, check_rows(path, raw, MEASURED_FAMILIES[family].schema)), "; ".join(notes)
+    return raw, notes
 
 
 def nearest(value: str, known: tuple[str, ...]) -> str:

@@ -68,6 +68,24 @@ def test_a_series_that_was_never_fitted_has_no_prediction(gemms: pd.DataFrame) -
     assert set(series_of("gemm", other)) == {"gemm/vllm/fp8"}
 
 
+@pytest.mark.parametrize(("family", "length"), [("attention_decode", "kv_len"), ("attention_prefill", "isl")])
+def test_kernels_under_a_sliding_window_depart_from_those_of_the_whole_context(family: str, length: str) -> None:
+    rng = np.random.default_rng(5)
+    rows = pd.DataFrame({"batch_size": 2 ** rng.integers(0, 8, 240), length: 2 ** rng.integers(6, 13, 240)})
+    rows = rows.assign(framework="vllm", num_heads=16, num_kv_heads=4, head_dim=128, kv_cache_dtype="bfloat16")
+    rows = rows.assign(attn_dtype="bfloat16", window_size=np.where(np.arange(240) % 3 == 0, 256, 0))
+    seen = np.where(rows["window_size"] > 0, np.minimum(rows[length], 256), rows[length]) / 1e3
+    pairs = rows["batch_size"] * (seen * rows[length] / 1e3 - (family == "attention_prefill") * seen**2 / 2)
+    work = pairs if family == "attention_prefill" else rows["batch_size"] * seen
+    rows["latency_us"] = (10 + 20 * work) * np.where(rows["window_size"] > 0, 1.4, 1.0)
+    found, windowed = fit_family(family, rows), rows["window_size"] > 0
+    for part in (rows.loc[windowed], rows.loc[~windowed]):
+        assert errors(predict(family, part, found), part["latency_us"].to_numpy())["median_ape"] < 0.08
+    assert sum(name.endswith("/window") for name in found.series) == 1
+    without = fit_family(family, rows.loc[~windowed])
+    assert errors(predict(family, rows.loc[windowed], without), rows.loc[windowed, "latency_us"])["bias"] < -0.15
+
+
 def test_rows_far_from_small_sizes_leave_no_vertex_without_a_time() -> None:
     rng = np.random.default_rng(3)
     batch, kv_len = 2 ** rng.integers(9, 15, 60), 2 ** rng.integers(4, 8, 60)
