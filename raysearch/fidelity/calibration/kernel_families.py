@@ -235,10 +235,7 @@ def _with_windows(
 ) -> Series:
     """A table per series; kernels under a window depart from those of the same engine over the whole context."""
     log_us, names, fitted = np.log(measured_us(frame)), np.array(series), Series()
-    for name in sorted(set(names)):
-        parent, _, windowed = name.partition("/window")
-        if windowed:
-            continue
+    for parent in sorted({name for name in series if not name.endswith("/window")}):
         rows = names == parent
         fitted[parent], heights = _table_fit(machine, parent, grid(parent), points[rows], log_us[rows])
         if (rows := names == f"{parent}/window").any():

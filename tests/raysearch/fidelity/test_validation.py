@@ -47,6 +47,8 @@ KEYS = [
     "gemm",
     "attention_decode",
     "attention_prefill",
+    "attention_window_decode",
+    "attention_window_prefill",
     "mla_decode",
     "modules",
     "linear_attention",
@@ -161,6 +163,33 @@ UNSEEN: dict[str, list[dict[str, Any]]] = {
             "latency_us": 5.0,
         }
         for kv in ("bfloat16", "fp8")
+    ],
+    "attention_window_decode.csv": [
+        {
+            "framework": "sglang",
+            "kv_cache_dtype": "fp8",
+            "batch_size": 3,
+            "kv_len": 500,
+            "num_heads": 2,
+            "num_kv_heads": 1,
+            "head_dim": 64,
+            "window_size": 128,
+            "latency_us": 9.0,
+        }
+    ],
+    "attention_window_prefill.csv": [
+        {
+            "framework": "sglang",
+            "attn_dtype": "fp8",
+            "kv_cache_dtype": "fp8",
+            "batch_size": 1,
+            "isl": 500,
+            "num_heads": 2,
+            "num_kv_heads": 1,
+            "head_dim": 64,
+            "window_size": 128,
+            "latency_us": 20.0,
+        }
     ],
     "mla_decode.csv": [
         {
