@@ -414,7 +414,7 @@ def test_a_folder_is_written_though_nobody_reads_what_is_printed(
     ("words", "told"),
     [
         (("--tpot-ms", "nan"), "--tpot-ms: expected a finite number, got nan"),
-        (("--weights", "anyy"), "--weights: unknown format 'anyy': did you mean 'any'?"),
+        (("--weights", "anyx"), "--weights: unknown format 'anyx': did you mean 'any'?"),
         (
             ("--phase", "decode", "--chunk-tokens", "512"),
             "the workload of the options: --chunk-tokens is of phase 'serve'",
