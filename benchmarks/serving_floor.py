@@ -100,7 +100,10 @@ def _trees_s(measured: MeasuredRuns, kept: Bools, groups: Sequence[Hashable]) ->
         others,
         np.log(steps.running),
         base,
-        *(np.log([float(getattr(each, part)) for each in strategies]) for part in ("tp", "attention_dp", "ep", "batch")),
+        *(
+            np.log([float(getattr(each, part)) for each in strategies])
+            for part in ("tp", "attention_dp", "ep", "batch")
+        ),
         *(np.log([float(getattr(run, part)) for run in measured.runs]) for part in ("prompt_tokens", "output_tokens")),
     ]
     seen = np.column_stack([*numbers, *one_hot]).astype(float)

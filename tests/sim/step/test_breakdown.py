@@ -53,7 +53,7 @@ def test_what_was_evaluated_before_changes_nothing(name: str) -> None:
     lines = [
         "from sim.config.catalog import load_workload",
         "from sim.simulate import evaluate",
-        "from sim.strategy import Strategy",
+        "from sim.strategy import ReplicaSet, Strategy",
         f"workload = load_workload({name!r})",
         f"for strategy in reversed({strategies!r}): print(repr(evaluate(workload, strategy)))",
     ]

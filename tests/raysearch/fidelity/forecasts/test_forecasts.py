@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from raysearch.base.errors import InputError, RunFailed
-from raysearch.cli import app
+from raysearch.cli.app import app
 from raysearch.fidelity.calibration.deployments import Skipped
 from raysearch.fidelity.calibration.inferencex_results import serving_frame
 from raysearch.fidelity.forecasts.announced_deployments import Announced, Worker, announced, read_entries
