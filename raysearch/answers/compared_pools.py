@@ -171,7 +171,7 @@ class PoolsResult(Result):
 
     def write(self, folder: str | Path) -> None:
         """Writes pools.json, pools.csv and, of several points, pools.png, for `raysearch export`."""
-        write_answers(self.points, self.question, Path(folder))
+        write_answers(self.points, self.to_dict(), Path(folder))
 
 
 def _mixes(

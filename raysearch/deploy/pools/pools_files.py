@@ -111,9 +111,8 @@ def rows(found: Sequence[PoolComparison]) -> list[tuple[Any, ...]]:
     return table
 
 
-def write_answers(found: Sequence[PoolComparison], question: Question, folder: Path) -> JsonObject:
-    """Writes pools.json, pools.csv and, of several answers, pools.png; what the first holds."""
-    content = answers_dict(found, question)
+def write_answers(found: Sequence[PoolComparison], content: JsonObject, folder: Path) -> None:
+    """Writes pools.json with the given content, pools.csv and, of several answers, pools.png."""
     table = io.StringIO()
     csv.writer(table).writerows([COLUMNS, *rows(found)])
     files = {POOLS_FILE: record_bytes(content), "pools.csv": table.getvalue().encode()}
@@ -122,7 +121,6 @@ def write_answers(found: Sequence[PoolComparison], question: Question, folder: P
 
         files["pools.png"] = png_of(pools_figure(found))
     write_together(folder, files)
-    return content
 
 
 def what_runs(workload: Workload, way: Way) -> str:

@@ -121,3 +121,10 @@ def test_what_cannot_be_read_is_refused_with_what_was_expected(words: tuple[str,
     shown = RUNNER.invoke(app, ["pools", "--model", "llama_3_1_8b", "--gpus", "4", *words])
     assert isinstance(shown.exception, InputError)
     assert message in str(shown.exception)
+
+
+def test_what_experts_apart_give_is_in_the_file_as_in_the_answer(tmp_path: Path) -> None:
+    words = ("--model", "mixtral_8x7b", "--isl", "2000", "--osl", "200", "--gpus", "4", "--tpot-ms", "60")
+    told = ask(*words, "--set", "batches=powers_of_two", "--set", "afd", "--out", str(tmp_path))
+    assert told["afd"]["together"]
+    assert json.loads((tmp_path / "pools.json").read_text())["afd"] == told["afd"]
