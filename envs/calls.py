@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envs.chain import chained_line
-from sim.strategy import ReplicaSet
+from sim.strategy import ONE_REPLICA, ReplicaSet
 
 if TYPE_CHECKING:
     from sim.evaluation import Evaluation
@@ -103,7 +103,7 @@ def dims_text(strategy: Strategy) -> str:
 
 
 def _served_text(served: ReplicaSet) -> str:
-    if served == ReplicaSet():
+    if served == ONE_REPLICA:
         return ""
     figures = [f";served={served.replicas}", str(served.chunk_tokens), str(served.prefills)]
     if (pool := served.prefill) is not None:

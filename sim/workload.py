@@ -129,6 +129,16 @@ class ServingTables:
     prefills: tuple[int, ...] = (0,)
 
 
+def coarse_steps(most: int) -> tuple[int, ...]:
+    """Powers of two and those half way between them, ascending, for searches over few counts.
+
+    >>> coarse_steps(12)
+    (1, 2, 3, 4, 6, 8, 12)
+    """
+    steps = {base << power for base in (1, 3) for power in range(most.bit_length())}
+    return tuple(sorted(each for each in steps if each <= most))
+
+
 @dataclass(frozen=True, slots=True)
 class DegreeTables:
     """The values a search may choose for each degree, ascending.

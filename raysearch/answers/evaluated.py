@@ -22,7 +22,7 @@ from sim.precision import slow_precision
 from sim.replay.goodput import Goodput, evaluate_in_phase, goodput
 from sim.serving.phases import phase_of
 from sim.sharding.grid import USUAL_RANKS
-from sim.strategy import ReplicaSet, Strategy
+from sim.strategy import ONE_REPLICA, Strategy
 from sim.workload import Workload
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def goodput_text(workload: Workload, found: Goodput) -> str:
     loop = workload.open_loop
     arrivals = "Poisson arrivals" if loop.cv == 1 else f"arrivals with a CV of {loop.cv:g}"
     served = found.steady_state.strategy.served
-    alone = served == ReplicaSet()
+    alone = served == ONE_REPLICA
     of, per = ("", "per replica ") if alone else (f" of {served_text(served)}; {found.gpus} GPUs", "")
     return (
         f"Goodput{of}: {found.requests_per_s:,.2f} requests/s {per}with {arrivals}, {found.share:.0%} of its steady "

@@ -22,7 +22,7 @@ from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.config.writing import write_atomically
 from sim.json_object import JsonFields, JsonObject
 from sim.layouts import layout_of
-from sim.strategy import ReplicaSet, Strategy
+from sim.strategy import ONE_REPLICA, ReplicaSet, Strategy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -191,7 +191,7 @@ def strategy_dict(strategy: Strategy) -> JsonObject:
     }
     own = {"cp": strategy.cp, "dp": strategy.attention_dp} if strategy.extended else {}
     fields |= own | ({"vocabulary": list(strategy.vocabulary)} if strategy.vocabulary else {})
-    return fields | ({"served": _served_dict(strategy.served)} if strategy.served != ReplicaSet() else {})
+    return fields | ({"served": _served_dict(strategy.served)} if strategy.served != ONE_REPLICA else {})
 
 
 def _served_dict(served: ReplicaSet) -> JsonObject:

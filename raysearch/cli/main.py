@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from raysearch.base.errors import STOPS, Interrupted
 from raysearch.base.terminal import inert_output
-from raysearch.cli.entry import BYTECODE_ERRORS, cut_off_bytecode
+from raysearch.cli.bytecode import BYTECODE_ERRORS, cut_off_bytecode
 from raysearch.processes.watcher import kept_by, let_go_of_terminal, resumed_with, supervised
 
 _WATCHED = ("search", "study", "tune-live")

@@ -14,13 +14,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Memory
 from sim.layers.dims import spread_choices
 from sim.layers.heuristics import megatron_dims
+from sim.ops.layers import layer_of
 from sim.prices.collectives import stage_send_s
 from sim.prices.dtypes import DTYPE_BYTES
 from sim.prices.engine import BARE
@@ -28,9 +29,8 @@ from sim.prices.mesh import MeshGroup
 from sim.simulate import evaluate
 from sim.step.stage import needed_and_allowed_bytes
 from sim.strategy import Strategy
-from sim.workload import Workload
+from sim.workload import Workload, coarse_steps
 
-_OF_EXPERTS = ("ffn1", "activation", "ffn2")
 MOST_MICROBATCHES = 4
 """[published] MegaScale-Infer, section 4.1: three hide a transfer of half a group's time, four a longer one."""
 _LARGEST_BATCH = 8192
@@ -119,9 +119,9 @@ def best_afd(workload: Workload) -> AfdPool | None:
 
 def _pools(workload: Workload) -> Iterator[AfdPool]:
     """All that keep the limits."""
-    sizes = [size for size in _steps(workload.max_gpus) if size < workload.max_gpus]
+    sizes = [size for size in coarse_steps(workload.max_gpus) if size < workload.max_gpus]
     experts = [size for size in range(1, workload.max_gpus) if workload.model.experts % size == 0]
-    batches = _steps(_LARGEST_BATCH)
+    batches = coarse_steps(_LARGEST_BATCH)
     for gpus, tp in itertools.product(sizes, workload.degrees.tp):
         if gpus % tp:
             continue
@@ -132,15 +132,6 @@ def _pools(workload: Workload) -> Iterator[AfdPool]:
             for expert_gpus in experts:
                 if gpus + expert_gpus <= workload.max_gpus:
                     yield from _with_experts(workload, (tp, gpus, batch), attention, expert_gpus)
-
-
-def _steps(most: int) -> list[int]:
-    """Powers of two and those half way between them, ascending.
-
-    >>> _steps(12)
-    [1, 2, 3, 4, 6, 8, 12]
-    """
-    return sorted({base << power for base in (1, 3) for power in range(most.bit_length()) if base << power <= most})
 
 
 def _with_experts(
@@ -157,9 +148,7 @@ def _with_experts(
     )
     layers = sum(group.count for group in workload.model.groups if group.is_moe)
     for count in range(1, MOST_MICROBATCHES + 1):
-        cached = attention.memory.kv_cache * count
-        memory = Memory(attention.memory.weights, cached, attention.memory.activations, attention.memory.overhead)
-        if not _fits(workload, memory):
+        if not _fits(workload, replace(attention.memory, kv_cache=attention.memory.kv_cache * count)):
             return
         period_s = layer_period_s(count, attention.layer_s, experts.layer_s, sent, back)
         engine_s = times.step_s + times.sequence_s * math.ceil(count * batch * tp / gpus)
@@ -205,10 +194,9 @@ def _transfer_s(workload: Workload, attention_gpus: int, expert_gpus: int, batch
 @lru_cache(maxsize=4096)
 def _attention(workload: Workload, tp: int, gpus: int, batch: int) -> _Part:
     found = evaluate(workload, Strategy(tp, gpus, 1, batch, _dims(workload), 1, gpus // tp))
-    memory = found.memory_bytes
     beside = evaluate(workload, Strategy(tp, tp, 1, 1, _dims(workload), 1, 1)).memory_bytes.weights
     weights = beside - _expert_bytes(workload) / tp
-    alone = Memory(weights, memory.kv_cache, memory.activations, memory.overhead)
+    experts = _expert_ops(workload)
     layer_s = rest_s = 0.0
     moe = {group.name for group in workload.model.groups if group.is_moe}
     counts = dict(zip((group.name for group in workload.model.groups), found.stage.group_layers, strict=True))
@@ -217,20 +205,28 @@ def _attention(workload: Workload, tp: int, gpus: int, batch: int) -> _Part:
         seconds = op.kernel_time_s + (0.0 if sends else op.communication_time_s)
         if op.group not in moe:
             rest_s += counts[op.group] * (op.kernel_time_s + op.communication_time_s)
-        elif op.name not in _OF_EXPERTS:
+        elif op.name not in experts:
             layer_s += seconds
     rest_s += found.stage.embedding_s + found.stage.head_s
-    return _Part(layer_s, rest_s, alone, found.tpot_at_s(workload.confidence) / found.tpot_s)
+    memory = replace(found.memory_bytes, weights=weights)
+    return _Part(layer_s, rest_s, memory, found.tpot_at_s(workload.confidence) / found.tpot_s)
 
 
 @lru_cache(maxsize=4096)
 def _experts(workload: Workload, gpus: int, batch: int) -> _Part:
     found = evaluate(workload, Strategy(1, gpus, 1, batch, _dims(workload)))
     moe = {group.name for group in workload.model.groups if group.is_moe}
-    layer_s = sum(op.kernel_time_s for op in found.ops if op.group in moe and op.name in _OF_EXPERTS)
-    memory = found.memory_bytes
-    alone = Memory(_expert_bytes(workload) / gpus, 0.0, memory.activations, memory.overhead)
-    return _Part(layer_s, 0.0, alone, found.tpot_at_s(workload.confidence) / found.tpot_s)
+    experts = _expert_ops(workload)
+    layer_s = sum(op.kernel_time_s for op in found.ops if op.group in moe and op.name in experts)
+    memory = replace(found.memory_bytes, weights=_expert_bytes(workload) / gpus, kv_cache=0.0)
+    return _Part(layer_s, 0.0, memory, found.tpot_at_s(workload.confidence) / found.tpot_s)
+
+
+@lru_cache(maxsize=64)
+def _expert_ops(workload: Workload) -> frozenset[str]:
+    """Between the way to the experts and the way back."""
+    names = [op.name for op in layer_of(next(group for group in workload.model.groups if group.is_moe)).ops]
+    return frozenset(names[names.index("dispatch") + 1 : names.index("combine")])
 
 
 @lru_cache(maxsize=64)

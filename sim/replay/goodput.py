@@ -170,10 +170,8 @@ def other_seeds(workload: Workload, strategy: Strategy, count: int = 8) -> Float
 def served_plan(workload: Workload, strategy: Strategy) -> ServedPlan:
     """A strategy's replicas as they are replayed, one pool or two."""
     served = strategy.served
-    gpus, counted = (
-        served.gpus(strategy.gpus),
-        phase_of(workload).counted_tokens(workload.prompt_tokens, workload.output_tokens),
-    )
+    gpus = served.gpus(strategy.gpus)
+    counted = phase_of(workload).counted_tokens(workload.prompt_tokens, workload.output_tokens)
     too_many = (
         (Violation("gpus", gpus, workload.max_gpus, f"needs {gpus} GPUs, the budget is {workload.max_gpus}"),)
         if gpus > max(workload.max_gpus, strategy.gpus)

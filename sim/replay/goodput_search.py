@@ -185,10 +185,8 @@ def _orders(space: Space) -> Iterator[_Ranked]:
     if not prefills:
         return
     order = _InOrder(replace(space, workload=of_pool(workload, DECODE.name)))
-    pool, counted = (
-        of_pool(workload, PREFILL.name),
-        phase_of(workload).counted_tokens(workload.prompt_tokens, workload.output_tokens),
-    )
+    pool = of_pool(workload, PREFILL.name)
+    counted = phase_of(workload).counted_tokens(workload.prompt_tokens, workload.output_tokens)
     for each in prefill_replicas(workload):
         pairs = itertools.product(replicas, prefills)
         sets = tuple(ReplicaSet(count, 0, ahead, each.strategy) for count, ahead in pairs)

@@ -16,7 +16,7 @@ from sim.pools.best_pools import OnePool, best_in_turns, best_one_pool
 from sim.pools.matching import Limits, Matched
 from sim.pools.resharding import Host, Resharded
 from sim.pools.traffic import Traffic, workload_of
-from sim.workload import Workload
+from sim.workload import Workload, coarse_steps
 
 Way = OnePool | Matched | Resharded
 WAYS: Mapping[str, str] = {
@@ -120,7 +120,7 @@ def _under_load(workload: Workload, case: Case, limits: Limits) -> dict[str, tup
     return found
 
 
-BATCHES = tuple(sorted({*(1 << power for power in range(13)), *(3 << power for power in range(11))}))
+BATCHES = coarse_steps(4096)
 """Of a pool that re-shards: powers of two and the middle between them. [assumed] the next finer grid, for seconds."""
 
 

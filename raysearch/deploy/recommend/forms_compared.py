@@ -20,7 +20,7 @@ from sim.json_object import JsonObject
 from sim.layers.model import Model
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate
-from sim.workload import Workload
+from sim.workload import Workload, coarse_steps
 
 FormsCompared = Literal["all", "usual"]
 """Whether others are looked at than the one that an engine starts in."""
@@ -148,8 +148,7 @@ def _spare(model: Model) -> int:
 def _coarse(demand: Demand) -> Demand:
     """The same over batches that are powers of two and half way between them."""
     degrees = demand.workload.degrees
-    steps = {1 << power for power in range(13)} | {3 << power for power in range(11)}
-    few = tuple(batch for batch in degrees.batch if batch in steps)
+    few = tuple(batch for batch in coarse_steps(4096) if batch in degrees.batch)
     return demand.under(degrees=replace(degrees, batch=few)) if few else demand
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raysearch.cli.entry import cut_off_bytecode
+from raysearch.cli.bytecode import cut_off_bytecode
 from tests.conftest import CHECKOUT, command_environment
 
 IMPORTING = """
