@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,20 @@ def broken(content: bytes, rng: random.Random) -> bytes:
     return content[:start] + new + content[end:]
 
 
-@pytest.fixture(autouse=True)
-def within_memory() -> Iterator[None]:
-    """A test takes no more than `MOST_BYTES` at its peak beyond what the process, with its libraries, had before."""
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """What is done takes at most `MOST_BYTES` at its peak beyond what the process, with its libraries, had before."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: see proc(5)
     before = _memory_bytes("VmRSS")
     yield
     assert _memory_bytes("VmHWM") - before < MOST_BYTES
+
+
+@pytest.fixture(autouse=True)
+def within_memory() -> Iterator[None]:
+    """Every test of a module that imports this keeps `bounded_memory`."""
+    with bounded_memory():
+        yield
 
 
 def _memory_bytes(name: str) -> int:

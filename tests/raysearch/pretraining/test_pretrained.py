@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch  # noqa: F401 its libraries, before memory is measured
 from safetensors import safe_open
 from safetensors.numpy import save
 from typer.testing import CliRunner
@@ -35,8 +34,7 @@ from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
 from tests.conftest import command_environment
 from tests.processes import descendants, ended
-from tests.raysearch.fuzzing import INPUTS, broken
-from tests.raysearch.fuzzing import within_memory as within_memory
+from tests.raysearch.fuzzing import INPUTS, bounded_memory, broken
 
 SMALL = "seed = 1\nworkloads = 40\nstrategies = 40\n[network]\nwidth = 8\nsteps = {}\nbatch = 32\n"
 SMALL += "[distribution]\nextended_share = 0.0\nserve_share = 0.1\n"
@@ -156,6 +154,7 @@ def test_a_mistake_in_the_file_is_one_error(tmp_path: Path) -> None:
         pretrain(str(path), tmp_path / "out", 1, no_bar)
 
 
+@bounded_memory()
 def test_forged_rows_are_learnt_from_or_refused(tmp_path: Path) -> None:
     asked, path = PretrainingFile(workloads=20), tmp_path / "rows.npz"
     whole: dict[str, np.ndarray] = {
@@ -197,10 +196,11 @@ def test_a_checkpoint_that_is_none_is_one_error(tmp_path: Path) -> None:
     with safe_open(path, "numpy") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 no dictionary
     deep = save(tensors, {"step": "1", "groups": "[" * 20_000})
-    for content in (b"", b"x" * 100, whole[:-1], whole.replace(b"0.0001", b'"abcd"'), deep):
-        path.write_bytes(content)
-        with pytest.raises(InputError, match="delete it, and the same command trains again"):
-            train(8)
+    with bounded_memory():
+        for content in (b"", b"x" * 100, whole[:-1], whole.replace(b"0.0001", b'"abcd"'), deep):
+            path.write_bytes(content)
+            with pytest.raises(InputError, match="delete it, and the same command trains again"):
+                train(8)
     path.write_bytes(whole)
     with pytest.raises(InputError, match="or of another network"):
         train(16)
