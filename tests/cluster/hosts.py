@@ -147,6 +147,10 @@ class Cluster:
 
     def __init__(self, root: Path, head: Host, workers: Sequence[Host] = (), *, cpus: int = 1) -> None:
         self.head, self.workers, self._root = head, workers, root
+        # Ray reads all files of the folder that it sends, those that it leaves out too: here other tests write some.
+        self._checkout = root / "checkout"
+        kept = ("--exclude=.git", "--filter=dir-merge,- .gitignore")
+        subprocess.run(["rsync", "--archive", *kept, f"{CHECKOUT}/", self._checkout], check=True)
         self.file = root / "cluster.yaml"
         self.file.write_text(yaml.safe_dump(self._config(cpus)), encoding="utf-8")
 
@@ -162,14 +166,14 @@ class Cluster:
         return config
 
     def ray(self, verb: str, *arguments: str | Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-        """`ray VERB CLUSTER.YAML ARGUMENTS`, from the checkout's root."""
+        """`ray VERB CLUSTER.YAML ARGUMENTS`, from the root of a checkout as it is sent."""
         return self.command("ray", verb, self.file, *arguments, timeout=timeout)
 
     def job(
-        self, *command: str | Path, working_dir: Path = CHECKOUT, options: Sequence[str] = ()
+        self, *command: str | Path, working_dir: Path | None = None, options: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """`ray job submit` of a command with a folder as it is, the checkout by default, followed until its end."""
-        submit = ("ray", "job", "submit", DASHBOARD, f"--working-dir={working_dir}", *options)
+        submit = ("ray", "job", "submit", DASHBOARD, f"--working-dir={working_dir or self._checkout}", *options)
         return self.command(*submit, "--", *command)
 
     def command(self, name: str, *arguments: str | Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
@@ -185,7 +189,7 @@ class Cluster:
         """The same, still running."""
         return subprocess.Popen(
             self.head.inside(Path(sys.prefix) / "bin" / name, *arguments),
-            cwd=CHECKOUT,
+            cwd=self._checkout,
             env={**os.environ, "TMPDIR": str(self._root), "RAY_TMPDIR": str(self._root)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
