@@ -368,6 +368,7 @@ def search(
     resume: bool = False,
     replay: str | Path | None = None,
     start: str | Path | None = None,
+    options: Mapping[str, object] | None = None,
     trust_code: bool = False,
     progress: bool = False,
 ) -> SearchResult:
@@ -389,6 +390,7 @@ def search(
         resume: Whether to continue the unfinished search in `out`.
         replay: Folder of an identical search, whose workers' answers are taken in the same order.
         start: What to evaluate first: "rule", "optimum", or a folder or file with strategies.
+        options: Of the searcher; what is left out takes its file in configs/searchers.
         trust_code: Whether to continue even though code has changed since it was begun.
         progress: Whether to show progress bars on stderr.
 
@@ -421,6 +423,7 @@ def search(
         resume=resume,
         replay=None if replay is None else Path(replay),
         start=None if start is None else str(start),
+        options=options,
         trust_code=trust_code,
         bars=stepping if progress else no_bars,
         bar=searching if progress else no_bar,

@@ -97,6 +97,7 @@ class SearchResult(Result):
         trust_code: bool,
         replay: Path | None = None,
         start: str | None = None,
+        options: JsonFields | None = None,
         begun: Callable[[Path], None] = lambda _: None,
         bars: Bars = no_bars,
         bar: RunBar = no_bar,
@@ -105,11 +106,11 @@ class SearchResult(Result):
         workload = question.load()
         if resume and out is None:
             raise InputError("--resume needs --out: the folder of the search to continue")
-        check_options(searcher, {})
+        own = check_options(searcher, options or {}).model_dump(mode="json", include=set(options or {}))
         space = searched_space(workload, simulator, searcher)  # refused before anything is computed
         if budget is None:
             budget = run_budget(searcher, space, searcher_class(searcher).usual_budget)
-        options: JsonObject = {START: start_strategies(start, question, space)} if start else {}
+        started: JsonObject = {START: start_strategies(start, question, space)} if start else {}
         folder = results_folder(out, run_name(workload.name, searcher, seed))
         with claimed(folder, resume=resume):
             before = _begun(folder, trust_code) if resume else None
@@ -126,7 +127,7 @@ class SearchResult(Result):
                     simulator=simulator,
                     workers=chosen,
                     on_failure=on_failure,
-                    options=options,
+                    options=own | started,
                     **_of_question(question, workload),
                 )
                 if before and RunSpec.of_record(before) != spec:

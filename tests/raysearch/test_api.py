@@ -231,6 +231,22 @@ def test_a_search_and_its_report_are_the_commands(searched: SearchResult, tiny_w
     assert {**drawn, "curve": None, "comparison": None} == plain(report)
 
 
+def test_a_search_takes_settings_of_its_searcher_and_refuses_what_nothing_has(
+    tiny_workload: Path, tmp_path: Path
+) -> None:
+    options = {"initial_temperature": 0.5}
+    question = rs.question(workload=str(tiny_workload))
+    found = rs.search(question, "annealing", budget=9, out=tmp_path / "api", options=options)
+    words = ("search", "-w", tiny_workload, "-s", "annealing", "-b", "9")
+    told(*words, "--set", "initial-temperature=0.5", "--out", tmp_path / "cli")
+    heads = [json.loads((tmp_path / name / "run.json").read_text())["spec"] for name in ("api", "cli")]
+    assert heads[0]["options"] == heads[1]["options"] == options
+    assert len(found.to_frame()) == 9
+    for setting, message in (("tempo=1", "'annealing' has a setting 'tempo'"), ("workers_=2", "mean 'workers'")):
+        with pytest.raises(InputError, match=message):
+            told(*words, "--set", setting)
+
+
 def test_a_study_is_run_and_reported(tiny_workload: Path, tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(
         f'name = "s"\nworkloads = ["{tiny_workload}"]\nsearchers = ["random"]\nseeds = [0, 1]\nbudget = 5\n'

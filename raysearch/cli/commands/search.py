@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from raysearch.answers.searched import SearchResult
+from raysearch.base.errors import InputError
 from raysearch.base.priced_heading import priced_text
 from raysearch.cli.commands.options import (
     BudgetOption,
@@ -29,9 +31,17 @@ from raysearch.cli.commands.options import (
     print_json,
 )
 from raysearch.cli.commands.question_options import loaded, takes_question
+from raysearch.cli.commands.settings import OtherSettings, settings_of
 from raysearch.processes.watcher import can_go_on_with
+from raysearch.searchers.registry import searcher_class
 from raysearch.simulators.opening import Patience
+from sim.config.files import did_you_mean
 from sim.config.question import Question
+
+SearcherSettings = Annotated[
+    Mapping[str, str] | None,
+    OtherSettings("and those of the searcher, of the keys of its file in configs/searchers."),
+]
 
 
 @takes_question
@@ -54,6 +64,7 @@ def search_workload(
     replay: ReplaySetting = None,
     start: StartSetting = None,
     trust_code: TrustCodeSetting = False,
+    searcher_options: SearcherSettings = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run one searcher on one workload, scored against the exact optimum.
@@ -64,7 +75,8 @@ def search_workload(
     \b
     Examples:
       raysearch search -w gpt_moe_1_2t_16k
-      raysearch search -w gpt_moe_1_2t_16k -s annealing
+      raysearch search -w gpt_moe_1_2t_16k --set policy=none
+      raysearch search -w gpt_moe_1_2t_16k -s annealing --set initial_temperature=30
       raysearch search -w gpt_moe_1_2t_16k -s ppo_paper --seed 1 --budget 4000 --out results/ppo --json
       raysearch search -w gpt_moe_1_2t_1m -s annealing --space extended
       raysearch search -w gpt_moe_1_2t_16k -s annealing --engine vllm
@@ -82,6 +94,7 @@ def search_workload(
         can_go_on_with([*sys.argv[1:], *lacking])
 
     loaded(question)
+    _check_names(searcher, searcher_options or {})
     found = SearchResult.of(
         question,
         searcher,
@@ -95,6 +108,7 @@ def search_workload(
         resume=resume,
         replay=replay,
         start=start,
+        options=searcher_options or {},
         trust_code=trust_code,
         begun=begun,
         bars=stepping,
@@ -108,3 +122,12 @@ def search_workload(
         show_report(found.report)
         for text in found.bound_text:
             print(text)
+
+
+def _check_names(searcher: str, given: Mapping[str, str]) -> None:
+    """Raises: InputError: A name is neither a setting of the command nor of the searcher."""
+    own = searcher_class(searcher).Options.model_fields
+    for name in given:
+        if name not in own:
+            near = did_you_mean(name, [*settings_of(search_workload), *own])
+            raise InputError(f"--set: neither this command nor searcher {searcher!r} has a setting {name!r}: {near}")

@@ -33,6 +33,17 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherSettings:
+    """What a parameter of a command is annotated with that takes, as texts by name, all settings that none declares.
+
+    Attributes:
+        help: One sentence: whose settings they are.
+    """
+
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeclaredSetting:
     """A setting of one command: see `Setting`.
 
@@ -87,16 +98,18 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command `--set` for those of its parameters that are annotated with a `Setting`."""
     parameters = inspect.signature(command, eval_str=True).parameters.values()
     settings = {each.name: _declared(each) for each in parameters if _about(each)}
+    others = {each.name: text for each in parameters if (text := _help_of_others(each))}
 
     @functools.wraps(command)
     def with_settings(**options: Any) -> None:
-        values = _given(settings, options.pop("assignments", None) or ())
-        command(**options, **values)
+        assignments = options.pop("assignments", None) or ()
+        left = [each for each in assignments if _named(each) not in settings] if others else []
+        values = _given(settings, [each for each in assignments if each not in left])
+        command(**options, **values, **{name: dict(map(_texts, left)) for name in others})
 
-    own = [each.replace(kind=each.KEYWORD_ONLY) for each in parameters if each.name not in settings]
-    own.append(
-        inspect.Parameter("assignments", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_set_option(settings))
-    )
+    own = [each.replace(kind=each.KEYWORD_ONLY) for each in parameters if each.name not in (*settings, *others)]
+    annotation = _set_option(settings, list(others.values()))
+    own.append(inspect.Parameter("assignments", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     with_settings.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
     with_settings.__annotations__ = {each.name: each.annotation for each in own}
     with_settings.__dict__["settings"] = settings
@@ -123,8 +136,7 @@ def _given(settings: Mapping[str, DeclaredSetting], assignments: Sequence[str]) 
     """Every setting's value, that of its last assignment or the default; those of a list add up."""
     found: dict[str, Any] = {}
     for assignment in assignments:
-        name, sign, text = assignment.partition("=")
-        name = name.strip().replace("-", "_")
+        name, (_, sign, text) = _named(assignment), assignment.partition("=")
         if name not in settings:
             raise InputError(f"--set: this command has no setting {name!r}: {did_you_mean(name, settings)}")
         value = settings[name].value(name, text.strip(), bare=not sign)
@@ -132,8 +144,22 @@ def _given(settings: Mapping[str, DeclaredSetting], assignments: Sequence[str]) 
     return {name: found.get(name, each.default) for name, each in settings.items()}
 
 
+def _named(assignment: str) -> str:
+    return assignment.partition("=")[0].strip().replace("-", "_")
+
+
+def _texts(assignment: str) -> tuple[str, str]:
+    """Name and value, "yes" of one without."""
+    _, sign, text = assignment.partition("=")
+    return _named(assignment), text.strip() if sign else "yes"
+
+
 def _about(parameter: inspect.Parameter) -> Setting | None:
     return next((each for each in get_args(parameter.annotation)[1:] if isinstance(each, Setting)), None)
+
+
+def _help_of_others(parameter: inspect.Parameter) -> str | None:
+    return next((each.help for each in get_args(parameter.annotation)[1:] if isinstance(each, OtherSettings)), None)
 
 
 def _declared(parameter: inspect.Parameter) -> DeclaredSetting:
@@ -144,13 +170,13 @@ def _declared(parameter: inspect.Parameter) -> DeclaredSetting:
     return DeclaredSetting(kind, about, parameter.default)
 
 
-def _set_option(settings: Mapping[str, DeclaredSetting]) -> Any:
-    """The option's annotation, whose help has a line for each setting."""
+def _set_option(settings: Mapping[str, DeclaredSetting], others: Sequence[str]) -> Any:
+    """The option's annotation, whose help has a line for each setting, and for those that others declare."""
     lines = [
         f"[bold]{name}[/bold]: {each.about.help}{f' (default: {each.usual})' * bool(each.usual)}"
         for name, each in settings.items()
     ]
-    text = "\n\n".join(["Change a setting; may be repeated.", *lines])
+    text = "\n\n".join(["Change a setting; may be repeated.", *lines, *others])
     return Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help=text, rich_help_panel="Settings", show_default=False),

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from raysearch.base.errors import InputError
 from raysearch.cli import app
-from raysearch.cli.commands.settings import Setting, takes_settings
+from raysearch.cli.commands.settings import OtherSettings, Setting, takes_settings
 
 SEEN: dict[str, Any] = {}
 
@@ -25,6 +25,15 @@ def command(
 ) -> None:
     """A command."""
     SEEN.update(runs=runs, share=share, quick=quick, ending=ending, ops=ops)
+
+
+@takes_settings
+def command_of_others(
+    runs: Annotated[int, Setting("Runs.", least=1, most=9)] = 3,
+    others: Annotated[dict[str, str] | None, OtherSettings("and those of others.")] = None,
+) -> None:
+    """A command."""
+    SEEN.update(runs=runs, others=others)
 
 
 ALONE = Typer()
@@ -67,6 +76,15 @@ def test_a_setting_has_its_last_value_or_the_default_and_a_list_all(
 def test_a_wrong_setting_is_one_message(assignment: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         CliRunner().invoke(ALONE, ["--set", assignment], catch_exceptions=False)
+
+
+def test_a_command_may_take_the_settings_of_others() -> None:
+    app = Typer()
+    app.command()(command_of_others)
+    words = ["--set", "runs=4", "--set", "first-call = last", "--set", "slow"]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    assert SEEN["runs"] == 4
+    assert SEEN["others"] == {"first_call": "last", "slow": "yes"}
 
 
 @pytest.mark.parametrize(
