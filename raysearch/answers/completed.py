@@ -28,6 +28,7 @@ from sim.strategy import NONE
 from sim.workload import Workload
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import RenderableType
 
 WEIGHTS = "megatron-weights"
@@ -136,6 +137,27 @@ class CompletionResult(Result):
         yield f"Best completion: {_figures(self.best)}"
         if self.best and self.by_propagation:
             yield f"Propagation reaches {self.share_of_best:.1%} of the best completion."
+
+    def figure(self) -> Figure:
+        """Seconds of each fused op of both completions, side by side. Raises: ValueError: Neither is feasible."""
+        from matplotlib.figure import Figure
+
+        bars = {"by propagation": self.by_propagation, "best": self.best}
+        found = {name: each for name, each in bars.items() if each}
+        if not found:
+            raise ValueError(f"no completion for {self.workload.name} is feasible: there is nothing to draw")
+        ops = [op.name for op in next(iter(found.values())).ops]
+        figure = Figure(figsize=(8, 0.5 * len(ops) + 1.2), layout="constrained")
+        axes, thickness = figure.subplots(), 0.8 / len(found)
+        for number, (name, each) in enumerate(found.items()):
+            label = f"{name}: {each.tokens_per_s_per_gpu:,.1f} tokens/s/GPU"
+            heights = [row + (number - (len(found) - 1) / 2) * thickness for row in range(len(ops))]
+            axes.barh(heights, [op.time_s * 1e6 for op in each.ops], thickness, label=label)
+        axes.set_yticks(range(len(ops)), ops)
+        axes.invert_yaxis()
+        axes.set(xlabel="us of one layer", title=f"{self.workload.name}: a strategy completed")
+        axes.legend()
+        return figure
 
 
 def _figures(found: Evaluation | None) -> str:

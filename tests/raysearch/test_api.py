@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 import raysearch as rs
+from raysearch.answers.completed import WEIGHTS, CompletionResult
+from raysearch.answers.exported import ExportResult
 from raysearch.answers.optimal import OptimumResult
+from raysearch.answers.placed import PlacementResult
 from raysearch.answers.recommended import RecommendationResult
 from raysearch.answers.result import Result
 from raysearch.answers.searched import SearchResult
@@ -60,6 +64,16 @@ def recommended() -> RecommendationResult:
 def searched(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
     out = tmp_path_factory.mktemp("searched") / "out"
     return rs.search(rs.question(workload=str(tiny_workload)), "annealing", budget=40, out=out)
+
+
+@pytest.fixture(scope="module")
+def landscape(tiny_workload: Path) -> OptimumResult:
+    return rs.optimum(rs.question(workload=str(tiny_workload)))
+
+
+@pytest.fixture(scope="module")
+def placed() -> PlacementResult:
+    return rs.place("bursty_qwens", requests=100, seeds=2, gpus=2)
 
 
 def test_nothing_else_is_public() -> None:
@@ -182,8 +196,8 @@ def test_an_optimum_is_the_command_s(tmp_path: Path) -> None:
     assert "No strategy of" in str(nothing)
 
 
-def test_a_landscape_is_counted_where_ops_are_chosen_one_by_one(tiny_workload: Path) -> None:
-    found = rs.optimum(rs.question(workload=str(tiny_workload)))
+def test_a_landscape_is_counted_where_ops_are_chosen_one_by_one(landscape: OptimumResult, tiny_workload: Path) -> None:
+    found = landscape
     assert plain(found) == told("optimum", "-w", tiny_workload)
     assert found.around is not None
     assert found.to_rows()[-1]["tokens_per_s_per_gpu"] <= found.tokens_per_s_per_gpu
@@ -205,12 +219,11 @@ def test_pools_are_the_command_s(tmp_path: Path) -> None:
         rs.pools(QUESTION, sweep={"batch": [1]})
 
 
-def test_a_placement_is_the_command_s() -> None:
+def test_a_placement_is_the_command_s(placed: PlacementResult) -> None:
     few = ("--set", "requests=100", "--set", "seeds=2", "--gpus", "2")
-    found = rs.place("bursty_qwens", requests=100, seeds=2, gpus=2)
-    assert plain(found) == told("place", "bursty_qwens", *few)
-    assert [row["placement"] for row in found.to_rows()] == [option.name for option in found.plan.options]
-    assert "placements simulated" in str(found)
+    assert plain(placed) == told("place", "bursty_qwens", *few)
+    assert [row["placement"] for row in placed.to_rows()] == [option.name for option in placed.plan.options]
+    assert "placements simulated" in str(placed)
 
 
 def test_a_search_and_its_report_are_the_commands(searched: SearchResult, tiny_workload: Path, tmp_path: Path) -> None:
@@ -277,14 +290,50 @@ def test_an_export_is_the_command_s(recommended: RecommendationResult, tmp_path:
     )
 
 
-def test_results_show_themselves_in_a_terminal_and_in_a_notebook(
-    recommended: RecommendationResult, searched: SearchResult
-) -> None:
+def test_the_brackets_of_an_interval_are_no_markup(recommended: RecommendationResult) -> None:
     text = str(recommended)
-    assert "tokens/s/GPU [" in text  # brackets are no markup
+    assert "tokens/s/GPU [" in text
     assert "Recommendation and alternatives" in text
-    for result in (recommended, searched, rs.export(recommended)):
-        assert result._repr_html_().startswith("<pre")
+
+
+@pytest.fixture(scope="module")
+def answers(
+    recommended: RecommendationResult, searched: SearchResult, landscape: OptimumResult, placed: PlacementResult
+) -> dict[str, Result]:
+    """An answer of each kind, by the name of its class."""
+    found = [
+        rs.evaluate(QUESTION, tp=2, batch=64),
+        recommended,
+        rs.export(recommended),
+        landscape,
+        landscape.compare_spaces(),
+        CompletionResult.of(QUESTION, QUESTION.load(), WEIGHTS, {"tp": 1}),
+        rs.pools(QUESTION),
+        rs.replay(QUESTION, tp=1, batch=8, requests_per_s=1, requests=20, seeds=1),
+        placed,
+        searched,
+        rs.report(searched.folder),
+    ]
+    return {type(each).__name__: each for each in found}
+
+
+def test_every_function_returns_an_answer_that_is_tested(answers: dict[str, Result]) -> None:
+    assert answers.keys() == {kind.__name__ for kind in Result.__subclasses__()}
+    returned = {inspect.signature(getattr(rs, name)).return_annotation for name in FUNCTIONS if name != "question"}
+    assert returned == answers.keys() - {"SpacesResult", "CompletionResult"}
+
+
+@pytest.mark.parametrize("kind", [each.__name__ for each in Result.__subclasses__()])
+def test_an_answer_is_text_a_notebook_s_cell_a_table_data_and_a_picture(kind: str, answers: dict[str, Result]) -> None:
+    answer = answers[kind]
+    assert all(f"        {field.name}: " in str(type(answer).__doc__) for field in fields(answer))  # type: ignore[arg-type]
+    assert str(answer).strip()
+    assert answer._repr_html_().startswith("<pre")
+    assert plain(answer)
+    assert isinstance(answer.feasible, bool)
+    assert len(answer.to_frame()) == len(answer.to_rows()) > 0
+    if not isinstance(answer, ExportResult):  # a command has no picture
+        assert answer.figure().axes[0].has_data()  # type: ignore[attr-defined]
 
 
 def test_what_cannot_be_met_is_a_result() -> None:

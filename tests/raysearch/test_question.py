@@ -236,6 +236,29 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(as
         assert priced_text(workload) in first[: len(priced_text(workload)) + 2], command
 
 
+def test_a_forecast_has_the_figures_that_evaluate_has_of_the_same_deployment(tmp_path: Path) -> None:
+    layouts = [{"tp": 8, "ep": 8, "dp-attn": True, "conc-list": [64]}, {"tp": 8, "conc-list": [4, 16]}]
+    entry = {"model-prefix": "dsr1", "runner": "h200", "framework": "sglang", "precision": "fp8", "image": "any"}
+    lengths = {"isl": 1000, "osl": 100, "search-space": layouts}
+    announced = {"entry": {**entry, "model": "any", "scenarios": {"fixed-seq-len": [lengths]}}}
+    (tmp_path / "announced.yaml").write_text(json.dumps(announced))
+    forecast = told("forecast", tmp_path / "announced.yaml", "--out", tmp_path / "forecast.json")
+    assert len(forecast["predictions"]) == 3
+    for predicted in forecast["predictions"]:
+        asked = Question(
+            **{name: predicted[name] for name in ("model", "engine", "isl", "osl")},
+            hardware=predicted["machine"],
+            weights="fp8_block",
+            kv_cache="bf16",
+        )
+        ranks = predicted["decode"]
+        degrees = ("--tp", ranks["gpus"] // ranks["dp"], "--ep", ranks["ep"], "--dp", ranks["dp"])
+        found = told("evaluate", *words_of(asked), *degrees, "--batch", predicted["requests"])
+        assert predicted["tokens_per_s_per_gpu"][0] == pytest.approx(found["tokens_per_s_per_gpu"], rel=1e-3)
+        times_ms = [time_s * 1e3 for time_s in (found["tpot_s"], *found["tpot_interval_s"])]
+        assert predicted["tpot_ms"] == pytest.approx(times_ms, rel=1e-3)
+
+
 def test_an_export_keeps_to_the_limits_that_evaluate_has() -> None:
     asked = ASKED_EVERYWHERE["usual"]
     best = rs.optimum(asked).strategy
