@@ -46,7 +46,7 @@ from sim.json_object import JsonObject
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, Engine, cell_of, times_of
-from sim.prices.hardware import EngineName, Hardware
+from sim.prices.hardware import NCCL_ALGORITHMS, AllReduce, EngineName, Hardware
 from sim.serving.acceptance import ASSUMED_SPREAD, MEASURED_MODEL, MEASURED_SPREAD, accepted_drafts
 from sim.workload import (
     OWN_SPACES,
@@ -296,20 +296,40 @@ def cells_of(model: Model, weights: str, *, drafts: bool) -> tuple[str, ...]:
 
 def under_engine(workload: Workload, name: str) -> Workload:
     """A workload under another inference engine: what that can run, its kernels, its own time and memory policy."""
-    rules, curves = engine_rules(name), workload.hardware.curves
-    hardware, calibration = replace(workload.hardware, fp8_gather=False, merge_collectives=False), None
-    if curves is not None:
+    rules = engine_rules(name)
+    workload = as_told(workload, rules)
+    hardware, calibration = workload.hardware, None
+    if curves := hardware.curves:
         calibration = curves.calibration
         all_reduce = curves.all_reduce if curves.all_reduce in rules.all_reduces else rules.kernels
         hardware = replace(hardware, curves=curves.under(engine=rules.kernels, all_reduce=all_reduce))
-    if hardware.collectives.all_reduce not in (None, *rules.all_reduces):
-        hardware = replace(hardware, collectives=replace(hardware.collectives, all_reduce=None))
     waits = workload.prompt_wait_steps if rules.prompts_wait else 0
     overlaps = workload.two_batch_overlap and rules.overlaps_batches
     drafts = workload.speculation is not None and workload.speculation.draft == MTP
     engine = load_engine(name, calibration, workload.model, workload.precisions.weights, drafts=drafts)
-    instead = {"prompt_wait_steps": waits, "two_batch_overlap": overlaps, "overlap_parts": 1}
+    instead = {"prompt_wait_steps": waits, "two_batch_overlap": overlaps}
     return in_space(replace(workload, hardware=hardware, engine=engine, **instead), name)
+
+
+def as_told(workload: Workload, rules: EngineRules | None) -> Workload:
+    """A workload whose collectives run as an engine can be told, or a framework where no engine's rules are given.
+
+    None hides communication behind an operator's own work, gathers in fp8 or merges collectives, and each can be told
+    to use some all-reduces alone. Itself where all of it can be told.
+    """
+    hardware = workload.hardware
+    told: tuple[AllReduce | None, ...] = (None, "nccl", *NCCL_ALGORITHMS)
+    if rules:
+        told = (None, rules.kernels, *rules.all_reduces)
+    if hardware.collectives.all_reduce not in told:
+        curves, collectives = hardware.curves, replace(hardware.collectives, all_reduce=None)
+        hardware = replace(hardware, collectives=collectives, curves=curves and curves.under(all_reduce=curves.engine))
+    if hardware.fp8_gather or hardware.merge_collectives:
+        hardware = replace(hardware, fp8_gather=False, merge_collectives=False)
+    overlaps = workload.two_batch_overlap and rules is not None
+    if (hardware, 1, overlaps) == (workload.hardware, workload.overlap_parts, workload.two_batch_overlap):
+        return workload
+    return replace(workload, hardware=hardware, overlap_parts=1, two_batch_overlap=overlaps)
 
 
 def load_workload(

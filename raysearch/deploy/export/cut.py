@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from raysearch.base.errors import InputError
 from raysearch.deploy.export.deployment import Deployment
+from raysearch.deploy.export.fitting import untold_of
 from raysearch.deploy.layers.sharded_layer import Sharded, sharded_layer_of, shown_group, unshown
 from sim.config.files import did_you_mean
 from sim.ops.layers import op_names
@@ -47,10 +48,19 @@ def left_out(deployment: Deployment) -> tuple[str, ...]:
     """What one layer's shardings do not say of a model."""
     strategy, model = deployment.strategy, deployment.workload.model
     group = shown_group(model)
-    dropped = [f"pp {strategy.pp}: give each stage a mesh and its layers"] if strategy.pp > 1 else []
+    dropped = [*untold_of(deployment, None)]
+    if strategy.pp > 1:
+        uneven = f", {deployment.layer_partition}" if deployment.layer_partition else ""
+        dropped.append(f"pp {strategy.pp}: give each stage a mesh and its layers{uneven}")
     if len(model.groups) > 1:
         dropped.append(f"of {len(model.groups)} groups of layers the specs are those of {group.name} alone")
     return (*dropped, *(f"no spec and no layer that runs: {part}" for part in unshown(model)))
+
+
+def notes_of(deployment: Deployment) -> tuple[str, ...]:
+    """What whoever runs one layer's shardings must know."""
+    variables = deployment.nccl_variables.items()
+    return (ORDER_NOTE, *(f"start it with {name}={value}, as it was priced" for name, value in variables))
 
 
 ORDER_NOTE = (

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raysearch.deploy.export.cut import ORDER_NOTE, cut_of, left_out
+from raysearch.deploy.export.cut import cut_of, left_out, notes_of
 from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.render import Call, SourceName, python_text
 from raysearch.deploy.layers.layer_plan import Lay, OpPlan, cache_lay, layer_plan, stream_lay
 from raysearch.deploy.layers.sharded_layer import cache_shape
+from sim.config.catalog import as_told
 from sim.sharding.placement import PARTIAL, REPLICATE
 from sim.simulate import evaluate
 
@@ -64,7 +65,10 @@ def export(deployment: Deployment) -> Export:
     styles = Path(__file__).parents[1] / "layers" / "styles.py"
     files = {"sharding.py": python_text(_HEAD, constants, _TAIL), "styles.py": styles.read_text(encoding="utf-8")}
     rows = "dp" if cut.extended else "ep"
-    notes = (ORDER_NOTE, f"tokens are each {rows} rank's own; examples.layers.torch_layer has the modules of the plan")
+    notes = (
+        *notes_of(deployment),
+        f"tokens are each {rows} rank's own; examples.layers.torch_layer has the modules of the plan",
+    )
     return Export(None, files, missing, notes)
 
 
@@ -98,6 +102,6 @@ def _charged(deployment: Deployment) -> tuple[str, ...]:
     """Which collectives to expect."""
     return tuple(
         f"{c.kind} of {c.tensor}, {c.degree} GPUs: {c.bytes_per_device:,.0f} bytes"
-        for op in evaluate(deployment.workload, deployment.strategy).ops
+        for op in evaluate(as_told(deployment.workload, None), deployment.strategy).ops
         for c in op.collectives
     )

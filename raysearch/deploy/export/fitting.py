@@ -11,7 +11,7 @@ from raysearch.base.file_io import degrees_text
 from raysearch.deploy.contexts import too_long
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.models import Told, with_weights
-from sim.config.catalog import under_engine
+from sim.config.catalog import as_told, under_engine
 from sim.engines.engine_registry import in_space
 from sim.engines.engine_rules import EngineRules
 from sim.evaluation import Evaluation
@@ -55,6 +55,8 @@ def fitted(
     """
     if lacks := list(engine.lacks_machine(deployment.workload.hardware)):
         raise ValueError(f"{engine.title}: {lacks[0]}")
+    untold = untold_of(deployment, engine)
+    deployment = replace(deployment, workload=as_told(deployment.workload, engine))
     there = replace(deployment, workload=on_engine(deployment.workload, engine))
     adapted = tell(there, engine)
     dropped, notes = list(adapted.dropped), [*_moved(deployment, there, engine), *adapted.notes]
@@ -66,14 +68,34 @@ def fitted(
     workload, strategy = adapted.deployment.workload, deployment.strategy
     refused = engine.refusals(workload, strategy)
     if not refused:
-        return Fitted(adapted.deployment, tuple(dropped), tuple(notes), _broken(evaluate(workload, strategy)))
+        broken = _broken(evaluate(workload, strategy))
+        return Fitted(adapted.deployment, (*untold, *dropped), tuple(notes), broken)
     runs = [evaluate(workload, each) for each in _alike(adapted.deployment, engine)]
     if not runs:
         raise ValueError(f"{refused[0]}; and it runs nothing else on {strategy.gpus} GPUs")
     best = min(runs, key=lambda each: (each.excess, -each.tokens_per_s_per_gpu))
     cost = f"in its place: {degrees_text(best.strategy)}; {_cost(_wished(adapted.deployment), best)}"
     there = replace(adapted.deployment, strategy=best.strategy)
-    return Fitted(there, (*dropped, *refused, cost), tuple(notes), _broken(best))
+    return Fitted(there, (*untold, *dropped, *refused, cost), tuple(notes), _broken(best))
+
+
+def untold_of(deployment: Deployment, engine: EngineRules | None) -> tuple[str, ...]:
+    """What an engine, or a framework for None, cannot be told of how collectives run, and what that costs; or none."""
+    asked = deployment.workload
+    told = as_told(asked, engine)
+    if told is asked:
+        return ()
+    machine, all_reduce = asked.hardware, asked.hardware.collectives.all_reduce
+    parts = {
+        f"overlap_parts {asked.overlap_parts}": asked.overlap_parts > 1,
+        "fp8_gather": machine.fp8_gather,
+        "merge_collectives": machine.merge_collectives,
+        "two_batch_overlap": asked.two_batch_overlap and not told.two_batch_overlap,
+        f"all_reduce {all_reduce}": told.hardware.collectives.all_reduce != all_reduce,
+    }
+    who = f"{engine.title} {engine.version}" if engine else "what runs the layer"
+    names = ", ".join(name for name, dropped in parts.items() if dropped)
+    return (f"{who} cannot be told {names}: {_cost(_wished(deployment), _wished(replace(deployment, workload=told)))}",)
 
 
 def _broken(evaluation: Evaluation) -> tuple[str, ...]:

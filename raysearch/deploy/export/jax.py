@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raysearch.deploy.export.cut import ORDER_NOTE, cut_of, left_out
+from raysearch.deploy.export.cut import cut_of, left_out, notes_of
 from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.render import Call, python_text
 from raysearch.deploy.layers.sharded_layer import cache_shape, weight_shapes
@@ -54,7 +54,7 @@ def export(deployment: Deployment) -> Export:
         "LEFT_OUT": missing,
     }
     notes = (
-        ORDER_NOTE,
+        *notes_of(deployment),
         "examples.layers.jax_layer runs the layer with the collectives that the simulator charges",
     )
     return Export(None, {"sharding.py": python_text(_HEAD, constants, _TAIL)}, missing, notes)

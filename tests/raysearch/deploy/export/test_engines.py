@@ -247,6 +247,51 @@ def test_what_an_engine_cannot_be_told_is_named_with_its_cost() -> None:
     assert np.prod(sizes) == 16  # as many GPUs as wished
 
 
+@pytest.mark.parametrize(
+    "chosen",
+    [{"overlap_parts": 8}, {"fp8_gather": True}, {"merge_collectives": True}, {"all_reduce": "two_shot"}, {}],
+    ids=str,
+)
+@pytest.mark.parametrize("target", ["vllm", "megatron", "dtensor", "jax"])
+def test_how_collectives_were_priced_and_nobody_runs_them_is_named_with_its_cost(
+    target: str, chosen: dict[str, Any]
+) -> None:
+    """Under the engine that runs it, too; a framework's layer sends what it says it does."""
+    plain, asked = (
+        served("llama_3_1_70b", "vllm", phase="prefill", weights="fp8", kv_cache="fp8", space="joint", **each)
+        for each in ({}, chosen)
+    )
+    strategy = Strategy(8, 1, 1, 1, megatron_sp_dims(plain.model))
+    made, without = (exporter(target)(Deployment(each, strategy, "m")) for each in (asked, plain))
+    assert (made.command_text, _but_left_out(made)) == (without.command_text, _but_left_out(without))
+    told = [text for text in made.dropped if "cannot be told" in text]
+    assert len(told) == len(chosen)
+    if chosen:
+        (name,) = chosen
+        cost = re.search(rf"cannot be told {name}.*: ([\d.,]+) tokens/s/GPU, not ([\d.,]+) \(", told[0])
+        assert cost is not None
+        found = [float(text.replace(",", "")) for text in cost.groups()]
+        both = [evaluate(each, strategy).tokens_per_s_per_gpu for each in (plain, asked)]
+        assert found == pytest.approx(both, abs=0.06)
+
+
+def _but_left_out(made: Export) -> dict[str, list[str]]:
+    """Lines of its files, without what a framework's file says that it leaves out."""
+    return {
+        name: [line for line in text.splitlines() if not re.search(r"^LEFT_OUT|cannot be told|^\)$", line)]
+        for name, text in made.files.items()
+    }
+
+
+@pytest.mark.parametrize("target", ["dtensor", "jax"])
+def test_frameworks_are_told_the_algorithm_and_the_layers_of_each_stage(target: str) -> None:
+    workload = served("llama_3_1_70b", phase="decode", all_reduce="ring", stage_layers="42,38")
+    strategy = Strategy(4, 1, 2, 16, megatron_sp_dims(workload.model))
+    made = exporter(target)(Deployment(workload, strategy, "m"))
+    assert "start it with NCCL_ALGO=allreduce:ring, as it was priced" in made.notes
+    assert made.dropped[0].endswith("its layers, 42,38")
+
+
 @pytest.mark.parametrize("hardware", ["h100_sxm", "mi300x"])
 @pytest.mark.parametrize("source", ["none", "sglang"])
 def test_a_strategy_is_priced_on_the_engine_that_is_to_run_it(source: str, hardware: str) -> None:
