@@ -120,6 +120,17 @@ def test_a_matrix_of_four_by_four_lies_on_two_by_two_devices_as_the_textbook_dra
     assert piece[0].tolist() == first_row
 
 
+def test_what_is_replicated_is_stored_as_often_as_the_axes_that_nobody_uses_have_devices() -> None:
+    """Of "How to Scale Your Model", part 3, the first pop quiz, int8[128, 2048] on 2 x 8 x 2, and question 1."""
+    axes, degrees = ("X", "Y", "Z"), (2, 8, 2)
+    _, _, layout = parse_named("A[I_XY, J]", axes)
+    assert local_shape((128, 2048), layout, degrees) == (8, 2048)
+    assert local_bytes((128, 2048), layout, degrees, 1) == 16 * 1024
+    assert 32 * local_bytes((128, 2048), layout, degrees, 1) == 512 * 1024
+    _, _, layout = parse_named("A[I_X, J, K]", axes)
+    assert 4 * 8 * 2 * local_bytes((64, 3, 5), layout, (4, 8, 2), 1) == 16 * (64 * 3 * 5)
+
+
 def test_braces_around_several_axes_may_be_written_or_not() -> None:
     assert parse_named("A[I_{XY}, J]", "XY") == parse_named("A[I_XY, J]", "XY")
 

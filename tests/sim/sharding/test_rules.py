@@ -10,6 +10,7 @@ import pytest
 
 from sim.sharding.operations import OPERATIONS
 from sim.sharding.placement import (
+    PARTIAL,
     Array,
     Placement,
     PlacementError,
@@ -174,3 +175,16 @@ def test_a_contracted_label_takes_the_same_cut_on_both_sides_only() -> None:
     placements = [parse_placement("S(0)"), parse_placement("SS(0,2)")]
     contracted = [rule.inputs for rule in rules_of(einsum_operation("ij,jk->ik"), placements) if rule.label == "j"]
     assert [tuple(map(str, inputs)) for inputs in contracted] == [("S(1)", "S(0)"), ("SS(1,2)", "SS(0,2)")]
+
+
+def test_two_sums_stay_due_until_they_are_one() -> None:
+    """The third text's second case: the parts of two products are added first, and reduced once."""
+    assert "P(sum), P(sum) -> P(sum)" in map(str, rules_of(OPERATIONS["add"], (Shard(0),)))
+    rng = np.random.default_rng(5)
+    (a, b), (c, d) = [(rng.standard_normal((6, 9)), rng.standard_normal((9, 4))) for _ in range(2)]
+    shares = [
+        [x @ w for x, w in zip(Shard(1).split(left, 4), Shard(0).split(right, 4), strict=True)]
+        for left, right in ((a, b), (c, d))
+    ]
+    both = [some + more for some, more in zip(*shares, strict=True)]
+    np.testing.assert_allclose(PARTIAL.assemble(both), a @ b + c @ d)

@@ -67,6 +67,13 @@ def test_case_4_gathers_the_smaller_operand() -> None:
     assert best("A[I_X, J] B[J, K_X] -> C[I, K_X]", {"X": 4}, I=16).sent_bytes == 3 / 4 * 2 * 16 * 128
 
 
+@pytest.mark.parametrize("result", ["I_X, K", "I, K_X", "I, K"])
+def test_case_4_has_no_plan_that_sends_nothing_before_the_product(result: str) -> None:
+    """One block of the diagonal on each device: neither slices nor a sum make the product of these."""
+    plans = matmul_plans(parse_matmul(f"A[I_X, J] B[J, K_X] -> C[{result}]", {"X": 4}, SIZES), 2, sent)
+    assert all(any(step.collective for route in plan.before for step in route.steps) for plan in plans)
+
+
 def test_an_axis_that_nobody_names_shares_the_reduction() -> None:
     """Slicing costs nothing: over Y each device reduces an eighth over X, and then they gather."""
     plan = best("A[I, J_X] B[J_X, K] -> C[I, K]", {"X": 4, "Y": 8})

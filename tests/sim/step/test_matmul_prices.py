@@ -1,10 +1,14 @@
 """Seconds of sharded matrix products: worked questions on a torus, and the prices of collectives and kernels."""
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 
 from sim.config.catalog import load_hardware
 from sim.prices.collectives import collective_price
 from sim.prices.mesh import group
+from sim.prices.torus import Torus
 from sim.sharding.placement import PlacementError
 from sim.sharding.redistribute import sent_share
 from sim.sharding.sharded_matmul import ShardedMatmul, parse_matmul
@@ -30,6 +34,82 @@ def test_gathering_the_weights_and_reducing_the_product_take_what_the_textbook_s
     assert reduced.communication_s == pytest.approx(4 * rows * columns / 180e9)
     assert gathered.plan.flops == 4 * reduced.plan.flops == 2 * rows * inner * columns
     assert reduced.total_s < gathered.total_s
+
+
+def test_the_lowest_latency_of_a_whole_product_is_that_of_sharing_out_what_is_not_contracted() -> None:
+    """Question 5, on 4 x 4 x 4: parts of a sum cost twice what gathering rows does; slicing whole inputs is free."""
+    size = 8192
+    found = priced_matmuls(V5P, product("A[I, J] B[J, K] -> C[I, K]", {"X": 4, "Y": 4, "Z": 4}))
+    gather_s, plans = 2 * size**2 / (3 * 180e9), by_rules(found)
+    rows, sums = ", ".join(["S(0), R -> S(0)"] * 3), ", ".join(["S(1), S(0) -> P(sum)"] * 3)
+    assert plans[rows].communication_s == pytest.approx(gather_s)
+    assert plans[sums].communication_s == pytest.approx(2 * gather_s)
+    spread = [each for each in found if each.plan.flops == 2 * size**3 / 64]
+    assert min(each.communication_s for each in spread) == pytest.approx(gather_s)
+    assert found[0].plan.flops == 2 * size**3 / 64
+
+
+V5E = replace(
+    V5P,
+    collectives=replace(V5P.collectives, torus=Torus(dims=2, link_bandwidth_bytes_per_s=45e9, hop_s=1e-6, wraps=16)),
+)
+"""Its links alone: 4 chips are a line of 3 hops, which gathers 60 GB a second."""
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "passes", "moved"),
+    [
+        ("A[I_X, J_Y] B[J_Y, K] -> C[I_X, K]", 2048, 2, "IK"),
+        ("A[I_X, J] B[J_X, K_Y] -> C[I_X, K_Y]", 32768, 1, "JK"),
+        ("A[I_X, J] B[J, K_Y] -> C[I_X, K_Y]", 2048, 0, "JK"),
+    ],
+)
+def test_layers_of_training_and_inference_send_what_the_textbook_asks_for(
+    text: str, rows: int, passes: int, moved: str
+) -> None:
+    """Question 6 on a v5e of 4 x 4: a sum over Y, the weights gathered over X, and nothing.
+
+    With fewer rows than the weights have, the sums are exchanged instead.
+    """
+    sizes = {"I": rows, "J": 8192, "K": 16384}
+    best = priced_matmuls(V5E, product(text, {"X": 4, "Y": 4}, **sizes))[0]
+    sent_bytes = 2 * sizes[moved[0]] * sizes[moved[1]] / 4
+    assert best.communication_s == pytest.approx(passes * sent_bytes / 60e9)
+    assert best.plan.flops == 2 * rows * 8192 * 16384 / 16
+
+
+def test_two_products_in_a_row_are_cut_along_what_lies_between_them() -> None:
+    """Question 7 on a v5e of 2 x 2 with 300 MB: weights cut four ways, and of all such ways the best, 23 us."""
+    rows, inner, wide = 128, 8192, 32768
+    assert 2 * 2 * inner * wide / 4 < 300e6 < 2 * 2 * inner * wide / 2
+    sizes = {"B": rows, "D": inner, "F": wide}
+
+    @cache
+    def sent_s(text: str) -> float:
+        return priced_matmuls(V5E, product(text, {"X": 2, "Y": 2}, **sizes))[0].communication_s
+
+    found = {
+        (first, second, x, h): sent_s(f"x[{x}] W[{first}] -> h[{h}]") + sent_s(f"h[{h}] W[{second}] -> y[{x}]")
+        for first in ("D_XY, F", "D, F_XY", "D_X, F_Y")
+        for second in ("F_XY, D", "F, D_XY", "F_Y, D_X")
+        for x in ("B, D", "B, D_XY")
+        for h in ("B, F", "B, F_XY")
+    }
+    best_s = 2 * 2 * rows * inner / 180e9
+    assert min(found.values()) == pytest.approx(best_s)
+    assert best_s == pytest.approx(23e-6, rel=0.02)
+    ways = {(first, second, h) for (first, second, _, h), taken_s in found.items() if taken_s < best_s * 1.001}
+    assert ways == {("D, F_XY", "F_XY, D", "B, F_XY")}
+
+
+def test_a_product_that_may_stay_sharded_costs_as_much_less_as_it_is_narrower() -> None:
+    """Question 9: gathering A[N, M] or scattering the sums of C[N, K] first, M / K."""
+    rows, inner, columns = 1024, 8192, 2048
+    text = "A[N, M_X] B[M, K] -> C[N, K_X]"
+    found = by_rules(priced_matmuls(V5P, product(text, {"X": 4}, N=rows, M=inner, K=columns)))
+    gathered, summed = found["R, S(1) -> S(1)"], found["S(1), S(0) -> P(sum)"]
+    assert gathered.communication_s / summed.communication_s == pytest.approx(inner / columns)
+    assert [step.collective for step in summed.plan.steps if step.collective] == ["reduce_scatter"]
 
 
 @pytest.mark.parametrize("hardware", [H100, V5P], ids=lambda hardware: hardware.name)
