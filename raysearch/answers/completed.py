@@ -12,7 +12,7 @@ from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import degrees_text
 from raysearch.base.priced_heading import priced_text
-from sim.config.files import did_you_mean
+from sim.config.mistakes import did_you_mean
 from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject

@@ -61,7 +61,7 @@ def parse_dims(text: str, workload: Workload) -> tuple[int, ...]:
         return tuple(int(part) for part in (text.split(",") if "," in text else text.strip()))
     except ValueError:
         raise InputError(
-            f"--dims takes numbers joined by commas, or one of {', '.join(_NAMED_DIMS)}; got {text!r}"
+            f"dims: expected numbers joined by commas, or one of {', '.join(_NAMED_DIMS)}; got {text!r}"
         ) from None
 
 

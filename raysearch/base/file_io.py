@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ValidationError
 
 from raysearch.base.errors import InputError
-from sim.config.files import ConfigKind, config_path, configs_root, first_error_text
+from sim.config.files import ConfigKind, config_path, configs_root
+from sim.config.mistakes import first_error_text
 from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.config.writing import write_atomically
 from sim.json_object import JsonFields, JsonObject

@@ -14,10 +14,12 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from raysearch.base.errors import FAILURE, INPUT_ERROR, InputError, RunFailed
 from raysearch.base.terminal import inert_output
 from sim.config.files import CatalogError
+from sim.config.mistakes import expectation
 from sim.strategy_checks import StrategyError
 
 _ArgumentError: Any = typer.BadParameter.__base__  # of all mistakes on the command line; typer exports this one only
@@ -118,7 +120,7 @@ def _run() -> int:
         code = application(*named)(prog_name="raysearch", standalone_mode=False)  # of a `typer.Exit`, or None
         sys.stdout.flush()  # now, while a full disk can still be reported
     except _ArgumentError as error:
-        return _fail(_moved(error) or error.format_message(), INPUT_ERROR)
+        return _fail(_moved(error) or _expected(error) or error.format_message(), INPUT_ERROR)
     except (InputError, CatalogError, StrategyError) as error:
         return _fail(error, INPUT_ERROR)
     except RunFailed as error:
@@ -159,6 +161,15 @@ def _moved(error: Any) -> str | None:
         value = ("=no" if option.startswith("--no-") else "") if switch else "=VALUE"
         return f"{option} is now --set {setting}{value}"
     return f"{option} is now {_RENAMED[option]}" if option in _RENAMED else None
+
+
+def _expected(error: Any) -> str | None:
+    """What an option's value should have been, where Typer's schema refused it, or None."""
+    cause, parameter = error.__cause__, getattr(error, "param", None)
+    if not isinstance(cause, ValidationError) or parameter is None:
+        return None
+    name = max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.make_metavar(error.ctx)
+    return f"{name}: {expectation(cause.errors()[0])}"
 
 
 def _fail(message: object, code: int) -> int:

@@ -21,7 +21,8 @@ from raysearch.base.foreign import foreign
 from raysearch.base.named_code import load_named, note_if_declared
 from raysearch.searchers.interface import NoOptions, Searcher
 from raysearch.searchers.start import StartedSearcher
-from sim.config.files import config_path, did_you_mean, first_error_text, list_names, read_config
+from sim.config.files import config_path, list_names, read_config
+from sim.config.mistakes import did_you_mean, first_error_text
 from sim.json_object import JsonFields
 
 START = "start"

@@ -35,6 +35,7 @@ from raysearch.studies.published_figures import PublishedFigures
 from sim.config.catalog import load_workload
 from sim.config.code import source_digests
 from sim.config.files import config_path, read_config
+from sim.config.mistakes import LABEL_PATTERN
 from sim.json_object import JsonObject
 from sim.workload import SpaceName, Workload
 
@@ -95,7 +96,7 @@ class StudyFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+    name: Annotated[str, Field(pattern=LABEL_PATTERN)]
     workloads: Names
     searchers: Names
     seeds: Seeds

@@ -22,8 +22,6 @@ from sim.config.files import (
     CatalogError,
     config_path,
     configs_root,
-    did_you_mean,
-    first_error_text,
     list_names,
     read_config,
     read_json,
@@ -31,6 +29,7 @@ from sim.config.files import (
 from sim.config.hardware_file import HardwareFile
 from sim.config.huggingface.keys import CannotImport
 from sim.config.huggingface.model_import import ModelImport, import_model
+from sim.config.mistakes import did_you_mean, first_error_text
 from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.config.schemas import MTP, NGRAM, EngineVersionFile, ModelFile, WorkloadFile
 from sim.engines.engine_registry import (
@@ -374,8 +373,8 @@ def load_workload(
         new = {key: value for key, value in given.items() if (key, value) != ("engine", BARE_MACHINE)}
         try:
             file = WorkloadFile.model_validate({**kept, **new})
-        except ValidationError as error:
-            raise CatalogError(f"{path}: {first_error_text(error, WorkloadFile)}") from error
+        except ValidationError as error:  # of what was given, since the file was valid
+            raise CatalogError(first_error_text(error, WorkloadFile)) from error
     # A --hardware path is the caller's, so it is relative to the working directory, not to the workload.
     hardware_path = (
         config_path("hardware", file.hardware, beside=path.parent)
@@ -605,19 +604,19 @@ def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation 
     draft = given.draft or (MTP if model.mtp_layers else None)
     if draft is None:
         raise CatalogError(
-            f"speculation: {model.name} has no layers of multi-token prediction: say what drafts, a model or {NGRAM!r}"
+            f"speculation.draft: {model.name} has no layers of multi-token prediction: name a model, or {NGRAM!r}"
         )
     if draft == MTP and not model.mtp_layers:
-        raise CatalogError(f"speculation: {model.name} has no layers of multi-token prediction (mtp_layers)")
+        raise CatalogError(f"speculation.draft: {model.name} has no layers of multi-token prediction (mtp_layers)")
+    draft_model = None if draft in (MTP, NGRAM) else load_model(draft, beside=beside)
     shares, spread = given.shares, 0.0
     if shares is None:
         if draft != MTP:
-            raise CatalogError(f"speculation: give acceptance, the share of the tokens drafted by {draft!r} that hold")
+            raise CatalogError(f"speculation.acceptance is missing: the accepted share of tokens drafted by {draft!r}")
         shares = accepted_drafts(given.draft_tokens, file.prompt_tokens or file.context, file.output_tokens or 0)
         spread = MEASURED_SPREAD if model.name == MEASURED_MODEL else ASSUMED_SPREAD
-    if draft in (MTP, NGRAM):
+    if draft_model is None:
         return Speculation(given.draft_tokens, shares, "mtp" if draft == MTP else None, spread)
-    draft_model = load_model(draft, beside=beside)
     if abs(draft_model.vocab - model.vocab) > _PADDING:
         raise CatalogError(
             f"speculation: {draft_model.name} has a vocabulary of {draft_model.vocab:,} tokens, {model.name} one of "

@@ -9,7 +9,8 @@ from functools import cache
 from typing import Any
 
 from sim.config.code import import_module
-from sim.config.files import CatalogError, did_you_mean
+from sim.config.files import CatalogError
+from sim.config.mistakes import did_you_mean
 from sim.layers.declared import declared_by
 
 _ran: list[str] = []

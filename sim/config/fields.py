@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from sim.config.mistakes import FILE_NAME_PATTERN
 from sim.prices.dtypes import Dtype
 
 
@@ -49,8 +50,7 @@ LayerCount = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True)]
 Microseconds = Annotated[NonNegative, Field(lt=1e6)]
 GigabytesPerSecond = Annotated[Positive, Field(lt=1e6)]
 Degrees = Annotated[tuple[Count, ...], Field(min_length=1), AfterValidator(ascending)]
-# Names become file names and parts of run ids.
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=100)]
+Name = Annotated[str, Field(pattern=FILE_NAME_PATTERN, max_length=100)]
 ByDtype = dict[Dtype, Share]
 
 

@@ -6,20 +6,17 @@ key, what was expected and what was found.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from sim.config.mistakes import did_you_mean, first_error_text
 from sim.config.reading import Unreadable, parse_object, parse_toml, read_bytes
 from sim.json_object import JsonObject
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 ConfigKind = Literal[
     "hardware", "models", "workloads", "studies", "searchers", "calibration", "fleets", "engines", "pretraining"
@@ -54,15 +51,6 @@ def configs_root() -> Path:
 def list_names(kind: ConfigKind) -> list[str]:
     """Names of the shipped files of a kind, sorted."""
     return sorted(path.stem for path in (configs_root() / kind).glob(f"*{_SUFFIX.get(kind, '.toml')}"))
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the closest known one, or all of them."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"known: {', '.join(known)}" if known else "none is known"
 
 
 def config_path(kind: ConfigKind, name_or_path: str | Path, *, beside: Path | None = None) -> Path:
@@ -104,56 +92,6 @@ def config_path(kind: ConfigKind, name_or_path: str | Path, *, beside: Path | No
 
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
-
-
-def _known_keys(schema: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    for part in location:
-        if isinstance(part, int):
-            continue  # one of a list of tables, which are all alike
-        field = schema.model_fields.get(str(part))
-        candidates = (field.annotation, *get_args(field.annotation)) if field else ()
-        nested = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-        if not nested:
-            return []
-        schema = nested[0]
-    return list(schema.model_fields)
-
-
-_MOST_MISTAKES = 8
-
-
-def first_error_text(error: ValidationError, schema: type[BaseModel]) -> str:
-    """What is wrong with a file or options: key, expectation and value of the first mistakes, on one line."""
-    lines: list[str] = []
-    mistakes = [item for item in error.errors() if _is_of_its_kind(item)]
-    for item in mistakes[:_MOST_MISTAKES]:
-        location = tuple(part for part in item["loc"] if not _names_a_type(part))
-        key = ".".join(str(part) for part in location) or "file"
-        if item["type"] == "extra_forbidden":
-            hint = did_you_mean(str(location[-1]), _known_keys(schema, location[:-1]))
-            lines.append(f"{key}: unknown key; {hint}")
-        elif item["type"] == "missing":
-            lines.append(f"{key}: missing")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            stated = "got" in message or isinstance(item["input"], dict | BaseModel)
-            lines.append(f"{key}: {message}" + ("" if stated else f", got {item['input']!r}"))
-    more = len(mistakes) - len(lines)
-    return "; ".join(lines) + (f"; and {more} more" if more else "")
-
-
-def _names_a_type(part: int | str) -> bool:
-    """Whether a part of a location is pydantic's name of one type that a key may have, and no key."""
-    return isinstance(part, str) and "[" in part
-
-
-def _is_of_its_kind(item: ErrorDetails) -> bool:
-    """Where a key takes numbers or a name: of a text only what is wrong with the name, of numbers what is with them."""
-    types = [part for part in item["loc"] if _names_a_type(part)]
-    if not types:
-        return True
-    text = isinstance(item["input"], str) and _names_a_type(item["loc"][-1])
-    return text == str(types[-1]).startswith("literal[")
 
 
 def read_json(path: Path) -> JsonObject:

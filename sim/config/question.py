@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from sim.config.catalog import assembled, default_hardware, imported_model, load_workload, read_model
 from sim.config.code import Origin
-from sim.config.files import CatalogError, ConfigKind, config_path, did_you_mean, first_error_text
+from sim.config.files import CatalogError, ConfigKind, config_path
 from sim.config.huggingface.model_import import ModelImport
+from sim.config.mistakes import did_you_mean, expectation, first_error_text
 from sim.config.schemas import DEEPEST, MOST_PARTS, MTP, NGRAM, WorkloadFile, any_degrees
 from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_rules
 from sim.json_object import JsonFields, JsonObject
@@ -427,8 +428,7 @@ class Question:
             RecordedQuestion.model_validate(dict(self.given()))
         except ValidationError as error:
             first = error.errors()[0]
-            expected = first["msg"].replace("Input should be", "expected")
-            raise CatalogError(f"{option_of(str(first['loc'][0]))}: {expected}, got {first['input']!r:.200}") from error
+            raise CatalogError(f"{option_of(str(first['loc'][0]))}: {expectation(first)}") from error
         for each in fields(self):
             value, about = getattr(self, each.name), QUESTION_FIELDS[each.name]
             if isinstance(value, int | float) and not (_at_least(value, about.least) and _at_most(value, about.most)):
@@ -452,10 +452,12 @@ class Question:
             raise CatalogError("--model describes a workload, --workload names one: give one or the other")
         if self.family is not None:
             raise CatalogError("--as is about the config.json that --model names: give --model too")
+        path = config_path("workloads", self.workload)
         try:
-            return load_workload(self.workload, self.hardware, origin=origin, **_keys(self, leave=("hardware",)))
+            return load_workload(path, self.hardware, origin=origin, **_keys(self, leave=("hardware",)))
         except CatalogError as error:
-            raise CatalogError(_in_options(str(error))) from error
+            text = str(error)
+            raise CatalogError(text if text.startswith(f"{path}: ") else _in_options(text)) from error
 
     @property
     def resolved(self) -> Question:
@@ -618,16 +620,20 @@ def _speculation(drafted: JsonObject) -> JsonObject:
     return drafted | ({"acceptance": shares[0]} if len(shares) == 1 else {"accepted": shares})
 
 
-_OPTIONS = {
-    about.key: option_of(name) for name, about in QUESTION_FIELDS.items() if "_" in about.key or "." in about.key
-}
+_ALL_OPTIONS = {about.key: option_of(name) for name, about in QUESTION_FIELDS.items() if about.key}
 """What a command line calls the keys of a workload file."""
-_KEYS = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, _OPTIONS))})(?![\w.])")
+_OPTIONS = {key: option for key, option in _ALL_OPTIONS.items() if "_" in key or "." in key}
+"""Those that are no word of a sentence."""
+_KEYS = re.compile(rf"(?<![\w.-])(?<!--set )({'|'.join(map(re.escape, _OPTIONS))})(?![\w.])")
+
+
+def _option_of_key(key: str) -> str:
+    return _ALL_OPTIONS.get(key, key)
 
 
 def _in_options(text: str) -> str:
     """What is wrong with the keys that options stand for, in the options' names."""
-    return _KEYS.sub(lambda found: _OPTIONS[found[0]], text.removeprefix("file: "))
+    return _KEYS.sub(lambda found: _OPTIONS[found[0]], text)
 
 
 # --- workloads that no file holds ----------------------------------------------------------------
@@ -670,10 +676,11 @@ def _workload_of_options(asked: Question, origin: Origin) -> Workload:
     try:
         workload = WorkloadFile.model_validate(content)
     except ValidationError as error:
-        raise CatalogError(
-            f"the workload of the options: {_in_options(first_error_text(error, WorkloadFile))}"
-        ) from error
-    return assembled(workload, model_path, Path(hardware_path), family=asked.family, origin=origin)
+        raise CatalogError(_in_options(first_error_text(error, WorkloadFile, _option_of_key))) from error
+    try:
+        return assembled(workload, model_path, Path(hardware_path), family=asked.family, origin=origin)
+    except CatalogError as error:
+        raise CatalogError(_in_options(str(error))) from error
 
 
 def _check_format(weights: str) -> None:

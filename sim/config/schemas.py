@@ -18,7 +18,7 @@ from sim.config.fields import (
     Whole,
     is_nothing,
 )
-from sim.config.files import did_you_mean
+from sim.config.mistakes import REPOSITORY_PATTERN, STAGES_PATTERN, VERSION_PATTERN, did_you_mean
 from sim.engines.engine_registry import engine_names
 from sim.layers import mixers
 from sim.layers import model as layers_model
@@ -217,7 +217,7 @@ class _GroupFile(_LayerFile):
         return common.model_copy(update=own)
 
 
-Repository = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^-\s]\S*$")]
+Repository = Annotated[str, Field(min_length=1, max_length=200, pattern=REPOSITORY_PATTERN)]
 """Where weights are: on Hugging Face, or a path."""
 
 
@@ -390,7 +390,7 @@ def any_degrees(text: str) -> dict[str, str]:
     """
     names = [name.strip() for name in text.split(",")]
     if unknown := [name for name in names if name not in ANY_DEGREES]:
-        raise ValueError(f"every number is searched of pp, of ep or of pp,ep; got {unknown[0]!r}")
+        raise ValueError(f"expected pp, ep or pp,ep, got {unknown[0]!r}")
     return dict.fromkeys(names, "any")
 
 
@@ -431,7 +431,7 @@ class _SpeculationTable(FileSchema):
                 "give acceptance, the share of drafted tokens that are accepted, or accepted, one per position"
             )
         if self.accepted is not None and len(self.accepted) != self.draft_tokens:
-            raise ValueError(f"accepted has {len(self.accepted)} places, draft_tokens is {self.draft_tokens}")
+            raise ValueError(f"expected {self.draft_tokens} rates, one per drafted token, got {len(self.accepted)}")
         return self
 
     @property
@@ -495,7 +495,7 @@ class EngineVersionFile(FileSchema):
     """
 
     engine: Name
-    version: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$", max_length=64)]
+    version: Annotated[str, Field(pattern=VERSION_PATTERN, max_length=64)]
     source: str  # whose figures and rules these are
     times: str | None = None  # the engine's: the serving runs, of a calibration, whose times it is charged
     weights: list[Dtype] | None = None  # formats that it runs, the first its own; those of the built-in rules
@@ -539,9 +539,9 @@ class WorkloadFile(FileSchema):
     overlap_parts: Annotated[Count, Field(le=MOST_PARTS, exclude_if=_is_one)] = 1  # nothing is hidden
     deepep_mode: Annotated[DeepepMode, Field(exclude_if=_is_auto)] = "auto"
     # Shared out evenly: left out of digests, as it was before layers could be given.
-    stage_layers: Annotated[
-        str, Field(pattern=r"^(\d{1,4}(,\d{1,4})*)?$", max_length=400, strict=True, exclude_if=is_nothing)
-    ] = ""  # of each pipeline stage, as in "14,16,16,15"
+    stage_layers: Annotated[str, Field(pattern=STAGES_PATTERN, max_length=400, strict=True, exclude_if=is_nothing)] = (
+        ""  # of each pipeline stage, as in "14,16,16,15"
+    )
     chunk_tokens: Count | None = None  # prompts are computed whole
     # No prompt waits for those of other attention groups: left out of digests, so that those of older results hold.
     prompt_wait_steps: Annotated[int, Field(ge=0, le=100_000, strict=True, exclude_if=is_nothing)] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ import typer
 from pydantic import Field, TypeAdapter, ValidationError
 
 from raysearch.base.errors import InputError
-from sim.config.files import did_you_mean
+from sim.config.mistakes import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ class DeclaredSetting:
     def values(self) -> str:
         """What it may be, for people."""
         if get_origin(self.kind) is Literal:
-            return " or ".join(map(str, get_args(self.kind)))
+            *most, last = map(str, get_args(self.kind))
+            return f"{', '.join(most)} or {last}" if most else last
         if get_origin(self.kind) is list:
             return "texts, separated by commas"
         least, most = self.about.least, self.about.most
@@ -87,7 +89,12 @@ class DeclaredSetting:
         try:
             return True if bare else TypeAdapter(self._bounded()).validate_python(given)
         except ValidationError:
-            raise InputError(f"--set {name}: expected {self.values}, got {text!r:.200}") from None
+            raise InputError(f"--set {name}: expected {self.values}, got {text!r:.200}{self._nearest(text)}") from None
+
+    def _nearest(self, text: str) -> str:
+        known = list(map(str, get_args(self.kind))) if get_origin(self.kind) is Literal else []
+        near = difflib.get_close_matches(text, known, n=1, cutoff=0.5)
+        return f": did you mean {near[0]!r}?" if near else ""
 
     def _bounded(self) -> Any:
         numeric = self.kind in (int, float)

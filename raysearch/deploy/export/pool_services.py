@@ -18,7 +18,7 @@ from raysearch.deploy.export.stored import StoredOption, StoredPair, StoredRepli
 from raysearch.runs.records import Record
 from sim.config.code import Origin
 from sim.config.fields import Count
-from sim.config.files import first_error_text
+from sim.config.mistakes import first_error_text
 from sim.json_object import JsonObject
 from sim.layers.mixers import GroupedAttention
 from sim.pools.traffic import Traffic, TrafficKind, workload_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from raysearch.base.errors import InputError
-from sim.config.files import did_you_mean
+from sim.config.mistakes import did_you_mean
 from sim.layers.choices import OpRule, rule
 from sim.layers.mixers import Attention, CompressedAttention, GroupedAttention, LatentAttention, LinearMixer
 from sim.layers.model import FeedForward, Model

@@ -13,7 +13,8 @@ from raysearch.base.limits import LARGEST_RATE_PER_S
 from raysearch.deploy.place.model_placement import Cluster, Tenant
 from raysearch.deploy.place.service import GroupShape, Objective, Service, best_service
 from sim.config.fields import Count, FileSchema, Name, Positive
-from sim.config.files import CatalogError, config_path, did_you_mean, read_config
+from sim.config.files import CatalogError, config_path, read_config
+from sim.config.mistakes import did_you_mean
 from sim.config.question import Question
 from sim.engines.engine_registry import engine_names
 from sim.prices.dtypes import Dtype

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.mixer_tables import usable_modules, usable_states
-from sim.config.files import did_you_mean
+from sim.config.mistakes import did_you_mean, expectation
 from sim.config.reading import Unreadable, read_bytes
 from sim.json_object import JsonObject
 
@@ -384,9 +384,9 @@ def check_rows(path: Path, raw: pd.DataFrame, schema: type[BaseModel]) -> pd.Dat
             records.append(dict(schema.model_validate(dict(zip(found, values, strict=True)))))
         except ValidationError as error:
             item = error.errors()[0]
-            expected = _NAME_WANTED if item.get("ctx", {}).get("pattern") == NAME_PATTERN else item["msg"]
-            where = f"{path}, line {row + 2}, column {item['loc'][0]}"
-            raise InputError(f"{where}: {expected}, got {item['input']!r}") from None
+            named = item.get("ctx", {}).get("pattern") == NAME_PATTERN
+            expected = f"{_NAME_WANTED}, got {item['input']!r}" if named else expectation(item)
+            raise InputError(f"{path}, line {row + 2}, column {item['loc'][0]}: {expected}") from None
     return pd.DataFrame.from_records(records, columns=wanted)
 
 

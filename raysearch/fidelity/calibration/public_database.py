@@ -18,7 +18,7 @@ import pandas as pd
 
 from envs.strategy_env import failure_text
 from raysearch.base.errors import InputError
-from sim.config.files import did_you_mean
+from sim.config.mistakes import did_you_mean
 from sim.config.reading import Unreadable, opened, read_bytes
 
 _LARGEST_TABLE_BYTES = 128 * 1024**2

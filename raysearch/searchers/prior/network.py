@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import write_bytes
 from raysearch.searchers.prior.strategy_features import FEATURE_TERMS, LEAST_LOG_SHARE, SHARES, Features, Reals
-from sim.config.files import first_error_text
+from sim.config.mistakes import first_error_text
 from sim.config.reading import parse_object, read_bytes
 from sim.json_object import JsonFields
 

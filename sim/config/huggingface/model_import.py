@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sim.config.files import did_you_mean
 from sim.config.huggingface.families import APPROXIMATED, BY_ARCHITECTURE, IMPORTED_FAMILIES, REFUSED, UNSAID
 from sim.config.huggingface.keys import CannotImport, Keys
 from sim.config.huggingface.parts import ImportedLayer
 from sim.config.huggingface.quantisation import Formats, formats_of
+from sim.config.mistakes import did_you_mean
 from sim.json_object import JsonFields, JsonObject
 
 _TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "cohere", "cohere2", "ernie4_5_moe")

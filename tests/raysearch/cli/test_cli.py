@@ -240,7 +240,7 @@ def described(*options: str) -> tuple[str, ...]:
         ((*EXPORT, "--set", "serve= "), "the name of weights is empty"),
         (
             ("export", "wrong.json"),
-            "wrong.json is damaged: best.strategy.tp: Input should be a valid integer, got 'x';",
+            "wrong.json is damaged: best.strategy.tp: expected a whole number, got 'x';",
         ),
         (("forecast", "any.yaml"), "--out is missing: expected the name of the .json file to write"),
         (

@@ -63,7 +63,7 @@ def test_explain_writes_a_picture_and_tells_programs_the_same(raysearch: Command
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--dims", "megatron", "--set", "against=megatorn"), "--dims takes numbers"),
+        (("--dims", "megatron", "--set", "against=megatorn"), "dims: expected numbers"),
         (("--dims", "megatron", "--set", "against=tp=4"), "against takes dims, and degrees"),
         (
             ("--dims", "megatron", "--set", "against=megatron tq=4"),

@@ -53,4 +53,4 @@ def test_a_framework_that_no_engine_is_called_is_refused(tmp_path: Path) -> None
     told = CliRunner().invoke(
         app, ["measure", "--out", str(tmp_path / "new"), "--set", "framework=torch", "--set", "cpu"]
     )
-    assert "expected vllm or sglang or trtllm, got 'torch'" in str(told.exception)
+    assert "expected vllm, sglang or trtllm, got 'torch'" in str(told.exception)

@@ -13,7 +13,8 @@ import pydantic
 import pytest
 
 from sim.config.catalog import load_calibration, load_hardware, load_model, load_workload
-from sim.config.files import CatalogError, config_path, did_you_mean, list_names, read_config
+from sim.config.files import CatalogError, config_path, list_names, read_config
+from sim.config.mistakes import did_you_mean
 from sim.layers.mixers import GroupedAttention
 from sim.layers.model import FeedForward
 from sim.simulate import evaluate
@@ -274,7 +275,7 @@ def test_a_mistake_in_a_hardware_file_names_file_and_key(tmp_path: Path, old: st
         ("experts_per_token = 2", "experts_per_token = 9", "experts_per_token (9) exceeds experts (8)"),
         ("layers = 56", "layers = 0", "layers: "),
         ("layers = 56", "layers = 56.0", "layers: "),
-        ("layers = 56", "layers = 10_000_000", "less than or equal to 4096, got 10000000"),
+        ("layers = 56", "layers = 10_000_000", "at most 4096, got 10000000"),
         ("gated = true", "gated = 'perhaps'", "gated: "),
         ("hidden = 6144", "hiden = 6144", "hiden: unknown key; did you mean 'hidden'?"),
     ],
@@ -305,7 +306,7 @@ EP = "ep = [1, 2, 4, 8]"
         ("tp = [1, 2, 4, 8, 16]", "tp = [0, 1]", "degrees.tp.0: "),
         ("tp = [1, 2, 4, 8, 16]", "tp = []", "degrees.tp: "),
         ("tp = [1, 2, 4, 8, 16]", "dp = [1, 2, 4, 8, 16]", "degrees.dp: unknown key"),
-        (EP, "ep = 'all'", "mine.toml: degrees.ep: Input should be 'any', got 'all'"),
+        (EP, "ep = 'all'", "mine.toml: degrees.ep: expected 'any', got 'all'"),
         (EP, "ep = [4, 2]", "mine.toml: degrees.ep: expected ascending values without repeats, got [4, 2]"),
         ('weights = "fp8"', 'weights = "fp8"\n[speculation]', "speculation.draft_tokens: missing"),
         ("[degrees]", "[degrees.tp]", "degrees.tp"),
@@ -373,13 +374,13 @@ VERSION = ("series", "collectives/all_gather/nccl/nccl_2.23/half")
     [
         ((*GEMM, "g_percent"), "cut", "expected 714 values in g_percent, got 713"),
         ((*GEMM, "g_percent"), None, "g_percent"),
-        ((*GEMM, "g_percent"), [10**7] * 432, "less than or equal to 1000"),
+        ((*GEMM, "g_percent"), [10**7] * 432, "at most 1000"),
         ((*GEMM, "terms"), "abc", "terms"),
         ((*GEMM, "terms"), None, "expected 14 terms"),
         ((*GEMM, "terms"), "cut", "expected 14 terms"),
         ((*GEMM, "terms"), [0.0] * 14, "not all of them 0"),
         ((*GEMM, "terms"), [math.nan] * 14, "NaN"),
-        ((*GEMM, "terms"), [-1.0] * 14, "greater than or equal to 0"),
+        ((*GEMM, "terms"), [-1.0] * 14, "at least 0"),
         ((*GEMM, "terms"), [1e300] * 14, "less than"),
         ((*GEMM, "floor_us"), -1.0, "floor_us"),
         ((*GEMM, "floor_us"), math.inf, "Infinity"),

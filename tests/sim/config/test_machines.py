@@ -181,7 +181,7 @@ def test_gpus_that_share_network_ports_share_their_rate(tmp_path: Path) -> None:
     [
         ("h100_nvl", "gpus = 8 ", "gpus = 9 ", "links.rack.gpus (9) must be several nodes of 2 GPUs"),
         ("mi300x", "node_gpus = 8 ", "node_gpus = 2 ", "a mesh has at least 3 GPUs, got node_gpus = 2"),
-        ("mi300x", '"mesh"', '"ring"', "links.topology: Input should be 'switched', 'mesh' or 'torus'"),
+        ("mi300x", '"mesh"', '"ring"', "links.topology: expected 'switched', 'mesh' or 'torus'"),
         ("mi300x", '"mesh"', '"torus"', "the table links.torus belong together"),
         ("mi300x", 'scaled_from = "h100_sxm"', "", "efficiency: missing, and no scaled_from names a machine"),
         ("mi300x", "[0.6, 2.5]", "[1.2, 2.5]", "carried_over must be factors around 1"),

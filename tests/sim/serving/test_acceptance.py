@@ -59,5 +59,5 @@ def test_a_question_without_acceptance_has_the_measured_one_and_a_wider_interval
 
 
 def test_other_drafts_need_their_acceptance_from_the_user() -> None:
-    with pytest.raises(CatalogError, match="give acceptance"):
+    with pytest.raises(CatalogError, match="acceptance is missing"):
         dataclasses.replace(ASKED, draft="ngram").load()

@@ -162,10 +162,10 @@ def test_a_file_says_what_is_drafted() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"draft_tokens": 1, "draft": "ngram"}, "give acceptance"),
+        ({"draft_tokens": 1, "draft": "ngram"}, "acceptance is missing"),
         ({"draft_tokens": 1, "acceptance": 0.5, "accepted": (0.5,)}, "give acceptance"),
-        ({"draft_tokens": 2, "accepted": (0.5,)}, "accepted has 1 places, draft_tokens is 2"),
-        ({"draft_tokens": 1, "acceptance": 1.5}, "less than or equal to 1"),
+        ({"draft_tokens": 2, "accepted": (0.5,)}, "expected 2 rates, one per drafted token, got 1"),
+        ({"draft_tokens": 1, "acceptance": 1.5}, "at most 1"),
         ({"draft_tokens": 1, "acceptance": 0.5, "draft": "lama_3_1_8b"}, "did you mean 'llama_3_1_8b'"),
         (
             {"draft_tokens": 1, "acceptance": 0.5, "draft": "llama_3_1_8b"},
@@ -182,7 +182,7 @@ def test_a_model_without_mtp_needs_a_draft() -> None:
     def said(**more: object) -> Workload:
         return question_about("llama_3_1_70b", isl=1024, osl=256, draft_tokens=1, acceptance="0.5", **more).load()
 
-    with pytest.raises(CatalogError, match="say what drafts"):
+    with pytest.raises(CatalogError, match="name a model, or"):
         said()
     with pytest.raises(CatalogError, match="has no layers of multi-token prediction"):
         said(draft="mtp")

@@ -160,16 +160,16 @@ APART = {
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        ("ways.apart.decode.replicas", -3, "replicas: .* greater than or equal to 1, got -3"),
-        ("ways.apart.decode.replicas", "many", "replicas: .*valid integer.*'many'"),
-        ("ways.apart.decode.strategy.tp", [], "tp: .*valid integer"),
+        ("ways.apart.decode.replicas", -3, "replicas: .* at least 1, got -3"),
+        ("ways.apart.decode.replicas", "many", "replicas: .*whole number.*'many'"),
+        ("ways.apart.decode.strategy.tp", [], "tp: .*whole number"),
         ("ways.apart.decode.strategy.dims", [2, 1], "expected 10 choices|dims"),
         ("ways.apart.decode.strategy", None, "strategy"),
         ("ways.apart", None, "says that 'apart' wins, but has no strategy for it"),
         ("ways", 5, "ways"),
         ("winner", 5, "winner"),
         ("kinds", [], "at least one kind"),
-        ("kinds", [{"prompt_tokens": -1, "output_tokens": 5}], "prompt_tokens: .* greater than or equal to 1, got -1"),
+        ("kinds", [{"prompt_tokens": -1, "output_tokens": 5}], "prompt_tokens: .* at least 1, got -1"),
         ("kinds", "x", "kinds"),
     ],
 )

@@ -417,7 +417,7 @@ def test_a_folder_is_written_though_nobody_reads_what_is_printed(
         (("--weights", "anyx"), "--weights: unknown format 'anyx': did you mean 'any'?"),
         (
             ("--phase", "decode", "--chunk-tokens", "512"),
-            "the workload of the options: --chunk-tokens is of phase 'serve'",
+            "--chunk-tokens is of phase 'serve'",
         ),
     ],
 )

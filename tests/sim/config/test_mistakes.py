@@ -1,0 +1,69 @@
+"""Mistakes in files and values are reported in the project's words."""
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from sim.config.catalog import load_workload
+from sim.config.fields import Count, Name, Positive, Switch
+from sim.config.files import CatalogError
+from sim.config.mistakes import expectation
+from sim.config.question import Question
+from sim.workload import Routing
+
+OF_PYDANTIC = ("Input should", "String should", "Value error", "validation", "pattern")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        (Count, 0, "expected at least 1, got 0"),
+        (Count, 10**10, "expected at most 1000000000, got 10000000000"),
+        (Count, "8", "expected a whole number, got '8'"),
+        (Positive, "x", "expected a number, got 'x'"),
+        (Switch, 1, "expected true or false, got 1"),
+        (Name, "a b", "expected a name of letters, digits, '_', '.' and '-' that starts with none of the last two"),
+        (Name, 3, "expected text, got 3"),
+        (Name, "a" * 101, "expected text of at most 100 characters, got 'aaa"),
+        (Routing, "skew", "expected 'balanced' or 'skewed', got 'skew': did you mean 'skewed'?"),
+        (list[int], 3, "expected a list, got 3"),
+    ],
+)
+def test_a_value_that_is_refused_is_named_with_what_was_expected(kind: Any, value: object, words: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        TypeAdapter(kind).validate_python(value)
+    text = expectation(refused.value.errors()[0])
+    assert text.startswith(words)
+    assert not [each for each in OF_PYDANTIC if each in text]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tp_inner": 3}, "--set tp_inner: expected 2, 4, 8 or 16, got 3"),
+        ({"stage_layers": "a,b"}, "--set stage_layers: expected numbers of layers separated by commas"),
+        ({"kv_cache": "fp4"}, "--kv-cache: expected 'bf16' or 'fp8', got 'fp4': did you mean 'fp8'?"),
+        ({"phase": "serv"}, "--phase: unknown phase 'serv': did you mean 'serve'?"),
+        ({"space": "join"}, "--space: unknown space 'join': did you mean 'joint'?"),
+        ({"tpot_ms": -3.0}, "--tpot-ms: expected at least 0.000001, got -3.0"),
+        ({"any_degrees": "tp"}, "--set any_degrees: expected pp, ep or pp,ep, got 'tp'"),
+        ({"draft_tokens": 2, "draft": "qwen3_3b"}, "unknown model 'qwen3_3b': did you mean 'qwen3_32b'?"),
+        ({"draft_tokens": 2, "draft": "ngram"}, "--acceptance is missing"),
+        ({"redundant_experts": 8}, "--redundant-experts: qwen3_32b has no experts"),
+    ],
+)
+def test_a_question_is_refused_in_the_words_of_its_options(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(CatalogError) as refused:
+        Question(model="qwen3_32b", isl=100, osl=10, **fields).load()
+    assert str(refused.value).startswith(words)
+
+
+def test_an_override_is_called_by_its_option_and_a_file_s_key_by_its_own_name(tmp_path: Any) -> None:
+    with pytest.raises(CatalogError, match=r"^--set tp_inner: expected 2, 4, 8 or 16, got 3$"):
+        Question(workload="mixtral_8x7b_32k_slo15", tp_inner=3).load()
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\nmax_gpu = 64\n')
+    for load in (lambda: load_workload(path), lambda: Question(workload=str(path)).load()):
+        with pytest.raises(CatalogError, match=r"max_gpu: unknown key; did you mean 'max_gpus'\?"):
+            load()
