@@ -84,7 +84,7 @@ def _run_open(
         finish_rows(run_dir(folder, run_id))
     if len(finished) == len(summaries):
         return
-    check_installed("search", "a study")
+    check_installed("search", "a study", "each of its runs by `raysearch search`")
     from raysearch.studies.journal import Journal
     from raysearch.studies.study_display import Displays, StudyBars
     from raysearch.studies.tuning import run_study

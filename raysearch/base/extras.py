@@ -21,8 +21,13 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
 """Extra of pyproject.toml -> the modules that it brings, and their title."""
 
 
-def check_installed(extra: str, who: str) -> None:
+def check_installed(extra: str, who: str, otherwise: str = "") -> None:
     """Refuses to go on without an extra.
+
+    Args:
+        extra: Which.
+        who: What needs it.
+        otherwise: What works without it.
 
     Raises:
         InputError: It is not installed; says how to, from the checkout or a wheel, since neither is published.
@@ -30,4 +35,4 @@ def check_installed(extra: str, who: str) -> None:
     modules, title = PACKAGES[extra]
     if any(importlib.util.find_spec(module) is None for module in modules.split()):
         how = f"pip install -e '.[{extra}]' in the checkout, or 'FILE.whl[{extra}]'"
-        raise InputError(f"{who} needs {title}: {how}")
+        raise InputError(f"{who} needs {title}: {how}" + (f"; without: {otherwise}" if otherwise else ""))

@@ -97,7 +97,8 @@ def searcher_class(name: str) -> type[Searcher]:
     note_if_declared("searcher", name, SEARCHERS_GROUP)
     entry = _ENTRIES[name]
     if entry.extra:  # here, so that a study that names it is refused before its first run
-        check_installed(entry.extra, f"searcher {name!r}")
+        others = ", ".join(sorted(other for other, found in _ENTRIES.items() if not found.extra))
+        check_installed(entry.extra, f"searcher {name!r}", others)
     module, _, attribute = entry.load.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

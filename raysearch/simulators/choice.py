@@ -45,7 +45,7 @@ def evaluating(
     if simulator is None and not workers:
         yield 0
         return
-    check_installed("search", "a search with workers")
+    check_installed("search", "a search with workers", "the built-in simulator, with no workers")
     from raysearch.processes.connection import connected
 
     asked = math.ceil((workers or 0) * patience.cpus_per_worker)

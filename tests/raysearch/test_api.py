@@ -148,11 +148,13 @@ DEPLOYING = """if True:
         except ValueError as error:
             print(error)
 """
-LACKING = """\
-searcher 'ppo' needs RLlib and PyTorch: pip install -e '.[rllib]' in the checkout, or 'FILE.whl[rllib]'
-searcher 'optuna_tpe' needs Ray and Optuna: pip install -e '.[search]' in the checkout, or 'FILE.whl[search]'
-a search with workers needs Ray and Optuna: pip install -e '.[search]' in the checkout, or 'FILE.whl[search]'
-a study needs Ray and Optuna: pip install -e '.[search]' in the checkout, or 'FILE.whl[search]'
+OTHERS = "annealing, annealing_tuned, ant_colony, coordinate, mcmc, megatron, megatron_sp, prior, random, random_walk"
+BY_SEARCH = "pip install -e '.[search]' in the checkout, or 'FILE.whl[search]'"
+LACKING = f"""\
+searcher 'ppo' needs RLlib and PyTorch: {BY_SEARCH.replace("[search]", "[rllib]")}; without: {OTHERS}
+searcher 'optuna_tpe' needs Ray and Optuna: {BY_SEARCH}; without: {OTHERS}
+a search with workers needs Ray and Optuna: {BY_SEARCH}; without: the built-in simulator, with no workers
+a study needs Ray and Optuna: {BY_SEARCH}; without: each of its runs by `raysearch search`
 """
 
 
