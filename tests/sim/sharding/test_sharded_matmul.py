@@ -1,8 +1,11 @@
 """Plans of a sharded matrix product: the four cases by hand, and every plan carried out on numpy shards."""
 
+import heapq
 import itertools
 import math
+import random
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -144,6 +147,72 @@ def test_no_plan_on_one_axis_is_cheaper_than_the_best(a: str, b: str, c: str) ->
 
 def on_x(dims: str, sharded: str) -> str:
     return ", ".join(dim + ("_X" if dim == sharded else "") for dim in dims)
+
+
+State = tuple[str, ...]
+"""What each axis does to a tensor: shards one of its dims, leaves it whole ("R") or in parts of a sum ("P")."""
+
+
+def moved(state: State, dims: str, sizes: dict[str, int], degrees: tuple[int, ...]) -> Iterator[tuple[State, float]]:
+    """Every next state by one collective on neighbouring axes that are alike, and bytes sent per device in bf16."""
+    held = 2.0 * math.prod(sizes[dim] for dim in dims)
+    held /= math.prod(degree for at, degree in zip(state, degrees, strict=True) if at not in "RP")
+    for start, end in itertools.combinations(range(len(state) + 1), 2):
+        kinds, ranks = set(state[start:end]), math.prod(degrees[start:end])
+        if len(kinds) > 1:
+            continue
+        (kind,), share = kinds, (ranks - 1) / ranks
+        targets = {"R": 2 * held * share if kind == "P" else held * (ranks - 1)} if kind != "R" else {}
+        targets |= {dim: 0.0 if kind == "R" else held * share for dim in dims if dim != kind}
+        for target, sent_bytes in targets.items():
+            yield state[:start] + (target,) * (end - start) + state[end:], sent_bytes
+
+
+def least_bytes(state: State, dims: str, sizes: dict[str, int], degrees: tuple[int, ...]) -> dict[State, float]:
+    """Bytes of the cheapest way to every state (Dijkstra)."""
+    least, queue = {state: 0.0}, [(0.0, state)]
+    while queue:
+        sent_bytes, at = heapq.heappop(queue)
+        for then, more in moved(at, dims, sizes, degrees):
+            if sent_bytes + more < least.get(then, math.inf) - 1e-9:
+                least[then] = sent_bytes + more
+                heapq.heappush(queue, (least[then], then))
+    return least
+
+
+def test_no_sequence_on_two_axes_is_cheaper_than_the_best() -> None:
+    """Brute force over what axes do in the product, with every sequence of collectives before it and behind it.
+
+    It moves an axis whatever other axes do to that dim, so where two share one it is a bound, and mostly the best.
+    """
+    rng, equal = random.Random(30), 0
+    ways = (("R", "R", "R"), ("I", "R", "I"), ("R", "K", "K"), ("J", "J", "P"), ("P", "R", "P"), ("R", "P", "P"))
+    for _ in range(24):
+        degrees = rng.choice([(2, 2), (2, 4), (3, 2), (1, 4), (5, 1)])
+        mesh, sizes = dict(zip("XY", degrees, strict=True)), {}
+        ends: list[State] = []
+        for dims, may_be in (("IJ", "IJRP"), ("JK", "JKR"), ("IK", "IKR")):
+            sizes |= {dim: math.prod(degrees) * rng.choice([1, 2, 3, 5]) for dim in dims if dim not in sizes}
+            ends.append(tuple(rng.choice(may_be) for _ in degrees))
+        first, second, wanted = ends
+        before = least_bytes(first, "IJ", sizes, degrees), least_bytes(second, "JK", sizes, degrees)
+        least = math.inf
+        for rules in itertools.product(ways, repeat=2):
+            one, other, result = zip(*rules, strict=True)
+            if one in before[0] and other in before[1]:
+                behind = least_bytes(result, "IK", sizes, degrees)[wanted]
+                least = min(least, before[0][one] + before[1][other] + behind)
+        text = f"{written('A', 'IJ', first)} * {written('B', 'JK', second)} -> {written('C', 'IK', wanted)}"
+        found = best(text, mesh, **sizes).sent_bytes
+        assert found >= least - 1e-6, (text, mesh, sizes)
+        equal += found == pytest.approx(least)
+    assert equal > 12
+
+
+def written(name: str, dims: str, state: State) -> str:
+    on = {dim: "".join(axis for axis, at in zip("XY", state, strict=True) if at == dim) for dim in (*dims, "P")}
+    named = ", ".join(dim + f"_{on[dim]}" * bool(on[dim]) for dim in dims)
+    return f"{name}[{named}]" + f" {{U_{on['P']}}}" * bool(on["P"])
 
 
 VIEWS = {
