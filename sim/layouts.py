@@ -50,3 +50,18 @@ def layout_of(strategy: Strategy) -> str | None:
         if strategy.cp == 1 and own == degrees_of_layout(f"{name}{gpus}"):
             return f"{name.upper()}{gpus}" + (f" PP{strategy.pp}" if strategy.pp > 1 else "")
     return None
+
+
+def meshes_text(strategy: Strategy) -> str:
+    """How the GPUs of a stage share attention and the layer behind it, without the degrees that are 1.
+
+    >>> meshes_text(Strategy(2, 8, 1, 64, (), dp=4)), meshes_text(Strategy(2, 1, 1, 64, (), cp=2, dp=2))
+    ('attention TP2 DP4, experts EP8', 'attention TP2 CP2 DP2, FFN TP8')
+    """
+    attention = _above_one(TP=strategy.tp, CP=strategy.cp, DP=strategy.attention_dp)
+    behind = _above_one(TP=strategy.moe_tp, EP=strategy.ep)
+    return f"attention {attention}, {'experts' if strategy.ep > 1 else 'FFN'} {behind}"
+
+
+def _above_one(**degrees: int) -> str:
+    return " ".join(f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1) or "TP1"

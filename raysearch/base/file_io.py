@@ -22,7 +22,7 @@ from sim.config.mistakes import first_error_text
 from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.config.writing import write_atomically
 from sim.json_object import JsonFields, JsonObject
-from sim.layouts import layout_of
+from sim.layouts import layout_of, meshes_text
 from sim.strategy import ONE_REPLICA, ReplicaSet, Strategy
 
 if TYPE_CHECKING:
@@ -205,16 +205,15 @@ def degrees_text(strategy: Strategy) -> str:
     """Degrees and batch in words; the layout's name first if it has one, as people who deploy say it.
 
     >>> degrees_text(Strategy(4, 4, 2, 64, (), dp=1)), degrees_text(Strategy(8, 16, 1, 64, ()))
-    ('TEP4 PP2, batch 64 (attention tp 4; experts ep 4; pp 2)', 'tp 8, ep 16, pp 1, batch 64')
+    ('TEP4 PP2, batch 64 (attention TP4, experts EP4)', 'attention TP8 DP16, experts TP8 EP16, batch 64')
     """
     vocabulary = f", vocabulary {','.join(map(str, strategy.vocabulary))}" if strategy.vocabulary else ""
-    last, batch = f"pp {strategy.pp}", f"batch {strategy.batch}"
-    if layout := layout_of(strategy):
-        return f"{layout}, {batch} ({_degrees_above_one(strategy)}){vocabulary}"
-    if not strategy.extended:
-        return f"tp {strategy.tp}, ep {strategy.ep}, {last}, {batch}{vocabulary}"
-    attention = f"attention tp {strategy.tp}, cp {strategy.cp}, dp {strategy.attention_dp}"
-    return f"{attention}; experts tp {strategy.moe_tp}, ep {strategy.ep}; {last}, {batch}{vocabulary}"
+    batch, meshes = f"batch {strategy.batch}", meshes_text(strategy)
+    if (name := layout_of(strategy)) is None:
+        stages = f"PP{strategy.pp}, " if strategy.pp > 1 else ""
+        return f"{meshes}, {stages}{batch}{vocabulary}"
+    behind = f" ({meshes})" if strategy.ep > 1 else ""
+    return f"{name}, {batch}{behind}{vocabulary}"
 
 
 def served_text(served: ReplicaSet) -> str:
@@ -228,15 +227,6 @@ def served_text(served: ReplicaSet) -> str:
         ahead = f"{served.prefills} prefill replica{'s' if served.prefills > 1 else ''} of {degrees_text(pool)}"
         return f"{many} that decode, behind {ahead}"
     return f"{many}, chunks of {served.chunk_tokens:,} tokens" if served.chunk_tokens else f"{many}, whole prompts"
-
-
-def _degrees_above_one(strategy: Strategy) -> str:
-    """Degrees of a layout that has a name, but for those that are 1."""
-    tp, dp, ep, pp = strategy.tp, strategy.attention_dp, strategy.ep, strategy.pp
-    last = [f"pp {pp}"] if pp > 1 else []
-    if ep == dp == 1:
-        return "; ".join([f"tp {tp}", *last])
-    return "; ".join([f"attention dp {dp}" if dp > 1 else f"attention tp {tp}", f"experts ep {ep}", *last])
 
 
 def as_strategy(fields: JsonFields) -> Strategy:

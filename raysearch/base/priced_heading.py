@@ -37,8 +37,15 @@ def engine_text(workload: Workload) -> str:
 
 
 def formats_text(workload: Workload) -> str:
-    """Formats of weights and KV cache."""
-    return f"weights {workload.precisions.weights}, KV cache {workload.precisions.kv_cache}"
+    """Formats of weights, of experts' weights where they are published in one of their own, and of the KV cache.
+
+    >>> from sim.config.question import Question
+    >>> formats_text(Question(model="gpt_oss_120b", isl=1000, osl=100).load())
+    'weights bf16 (experts mxfp4), KV cache bf16'
+    """
+    published = workload.model.expert_dtype
+    experts = f" (experts {published})" if published else ""
+    return f"weights {workload.precisions.weights}{experts}, KV cache {workload.precisions.kv_cache}"
 
 
 def priced_dict(workload: Workload) -> JsonObject:
@@ -50,6 +57,7 @@ def priced_dict(workload: Workload) -> JsonObject:
         "engine": workload.engine.name if workload.engine else None,
         "engine_version": rules.version if rules else None,
         "precisions": asdict(workload.precisions),
+        "expert_weights": workload.model.expert_dtype or workload.precisions.weights,
         "space": workload.space,
         "confidence": workload.confidence,
     }

@@ -43,7 +43,7 @@ def test_both_meshes_follow_from_the_degrees(raysearch: Command) -> None:
     }
     assert evaluated["gpus"] == 128
     told = raysearch("evaluate", *LONG, "--ep", "16").stdout
-    assert "attention tp 2, cp 4, dp 16; experts tp 8, ep 16" in told
+    assert "attention TP2 CP4 DP16, experts TP8 EP16" in told
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ def test_a_layout_stands_for_its_degrees() -> None:
 def test_explain_sets_two_layouts_side_by_side() -> None:
     options = ["explain", "-w", "gpt_moe_1_2t_16k", "--layout", "dep32", "--batch", "512", "--json"]
     told = json.loads(CliRunner().invoke(app, [*options, "--set", "against=megatron layout=tep32"]).stdout)
-    assert "DEP32, batch 512 (attention dp 32; experts ep 32) | " in told["heading"]
-    assert told["heading"].endswith("TEP32, batch 512 (attention tp 32; experts ep 32)")
+    assert "DEP32, batch 512 (attention DP32, experts EP32) | " in told["heading"]
+    assert told["heading"].endswith("TEP32, batch 512 (attention TP32, experts EP32)")
 
 
 def test_own_choices_and_degrees_that_divide_nothing_are_searched(tmp_path: Path) -> None:

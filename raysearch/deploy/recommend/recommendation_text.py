@@ -248,12 +248,13 @@ def _options_table(answer: Recommendation) -> Table:
 
 
 def _beside_lines(answer: Recommendation) -> Iterator[str]:
+    odds = " at even odds" if answer.demand.guarded else ""
     for name, each in answer.beside.items():
         if each is None:
             continue
         best = each.evaluation
         what = f"{best.tokens_per_s_per_gpu:,.1f} tokens/s/GPU ({degrees_text(best.strategy)})"
-        yield (f"Best of the {name} space: {what}; the engine's best is {each.reached:.2f} times that")
+        yield f"Best of the {name} space{odds}: {what}; the engine's best is {each.reached:.2f} times that"
 
 
 def _variations_table(answer: Recommendation) -> Table:

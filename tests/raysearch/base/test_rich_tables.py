@@ -9,7 +9,7 @@ import pytest
 from raysearch.base.console import InertConsole
 from raysearch.base.rich_tables import plain_table, printer
 
-ROWS = [("0", "TEP2 PP4, batch 102 (attention tp 2; experts ep 2; pp 4)", "321.2", "requests at once: " + 7 * "many ")]
+ROWS = [("0", "TEP2 PP4, batch 102 (attention TP2, experts EP2)", "321.2", "requests at once: " + 7 * "many ")]
 
 
 def shown(width: int) -> str:

@@ -30,7 +30,7 @@ def test_explain_takes_a_second_strategy_of_other_degrees(raysearch: Command) ->
     options = ("explain", "-w", "gpt_moe_1_2t_1m", *context, "--dims", "201022210102", "--json")
     told = json.loads(raysearch(*options, "--set", "against=megatron tp=8 cp=1").stdout)
     assert told["heading"].endswith(
-        "attention tp 1, cp 8, dp 16; experts tp 8, ep 16; pp 1, batch 64 | tp 8, ep 16, pp 1, batch 64"
+        "attention CP8 DP16, experts TP8 EP16, batch 64 | attention TP8 DP16, experts TP8 EP16, batch 64"
     )
     first, second = told["pictures"]
     assert [edge["kind"] for edge in first["nodes"][2]["inside"]] == ["all_to_all"]
