@@ -98,6 +98,10 @@ class StepPrices:
     _lines: dict[tuple[int, int], tuple[float, float]] = field(
         default_factory=dict[tuple[int, int], tuple[float, float]], repr=False
     )
+    _beside: dict[tuple[int, int, float], float] = field(
+        default_factory=dict[tuple[int, int, float], float], repr=False
+    )
+    _prompts: dict[tuple[int, float], float] = field(default_factory=dict[tuple[int, float], float], repr=False)
 
     def __post_init__(self) -> None:
         self.workload = with_vocabulary(self.workload, self.strategy.vocabulary)
@@ -157,6 +161,13 @@ class StepPrices:
 
     def _beside_s(self, sequences: int, tokens: int, ranks: float) -> float:
         """Prompts of the usual length on so many ranks, beside sequences of the usual context."""
+        key = sequences, tokens, ranks  # few of them: chunks fill a step
+        found = self._beside.get(key)
+        if found is None:
+            found = self._beside[key] = self._beside_between_s(*key)
+        return found
+
+    def _beside_between_s(self, sequences: int, tokens: int, ranks: float) -> float:
         rows = self.workload.queries
 
         def priced(all_rows: int, decoding: int, on: int) -> float:
@@ -173,6 +184,12 @@ class StepPrices:
 
     def _prompts_s(self, tokens: int, length: float) -> float:
         """Prompts alone, on every rank."""
+        found = self._prompts.get((tokens, length))
+        if found is None:
+            found = self._prompts[tokens, length] = self._prompts_between_s(tokens, length)
+        return found
+
+    def _prompts_between_s(self, tokens: int, length: float) -> float:
         dp = self.strategy.attention_dp
         return _LENGTHS.between(
             tokens, lambda some: _LENGTHS.between(length, lambda each: self._cell(0, 1, some, each, some * dp))

@@ -44,7 +44,7 @@ def cluster(
     )
 
 
-def attained(of: Cluster, placement: ModelPlacement, requests: int = 4000, seeds: int = 4) -> float:
+def attained(of: Cluster, placement: ModelPlacement, requests: int = 4000, seeds: int = 2) -> float:
     return float(
         np.mean([tried(of, placement, run).attained for run in SampledTraffic(requests, tuple(range(seeds))).draw(of)])
     )
@@ -64,7 +64,7 @@ def test_it_wins_less_the_less_bursts_there_are() -> None:
     gains = []
     for cv in (0.3, 1.0, 4.0):
         of = cluster(2, 2, rate=0.4, cv=cv, ttft_s=3.0, cost=1.1)
-        gains.append(attained(of, SHARED, seeds=2) - attained(of, OWN, seeds=2))
+        gains.append(attained(of, SHARED) - attained(of, OWN))
     assert gains == sorted(gains)
 
 
@@ -105,7 +105,7 @@ def test_the_search_finds_the_best_of_all_placements(
     models: int, gpus: int, rate: float, cv: float, ttft_s: float, fixed: float
 ) -> None:
     of = cluster(models, gpus, rate, cv, ttft_s, cost=1.1, fixed=fixed)
-    traffic = SampledTraffic(300, (0, 1)).draw(of)
+    traffic = SampledTraffic(200, (0, 1)).draw(of)
     (every,) = best_placements(of, traffic, (), (shared(of),), most_tried=10**6)
     (found,) = best_placements(of, traffic, (), (shared(of),), most_tried=0)
     assert (every.exact, found.exact) == (True, False)
@@ -118,7 +118,7 @@ def test_the_search_finds_the_best_of_all_placements(
 
 def test_wider_kinds_of_placements_are_never_worse_on_what_the_search_saw() -> None:
     of = cluster(3, 4, 0.5, 3.0, 3.0, fixed=0.45)
-    traffic = SampledTraffic(300, (0,)).draw(of)
+    traffic = SampledTraffic(150, (0,)).draw(of)
     kinds = (dedicated(of), replicated(of), shared(of))
     own, copied, best = best_placements(of, traffic, (), kinds)
     assert all(len(placed.models) <= 1 for placed in own.placement)
@@ -129,13 +129,13 @@ def test_wider_kinds_of_placements_are_never_worse_on_what_the_search_saw() -> N
 
 def test_nine_of_ten_intervals_hold_what_a_long_run_attains() -> None:
     of = cluster(2, 2, rate=0.4, cv=2.0, ttft_s=3.0)
-    truth = attained(of, SHARED, requests=50_000, seeds=1)
+    truth = attained(of, SHARED, requests=20_000, seeds=1)
     held = 0
-    for repeat in range(100):
+    for repeat in range(60):
         runs = SampledTraffic(100, tuple(range(10 + 5 * repeat, 15 + 5 * repeat))).draw(of)
         estimate = over_seeds([tried(of, SHARED, run).attained for run in runs], 0.0, 1.0)
         held += (estimate.low or 0.0) <= truth <= (estimate.high or 0.0)
-    assert 82 <= held <= 98  # 90 within 2.7 standard deviations of 100 tries
+    assert 48 <= held < 60  # 54 within 2.6 standard deviations of 60 tries
 
 
 SMALL = """
@@ -170,7 +170,10 @@ def ask(*words: str, code: int = 0) -> Any:
 def test_the_command_tells_places_and_writes(tmp_path: Path) -> None:
     path, out = written(tmp_path), tmp_path / "out"
     few = ("--set", "requests=100", "--set", "seeds=3")
-    told = json.loads(ask(path, *few, "--json").stdout)
+    shown = ask(path, *few, "--out", str(out)).stdout
+    assert "every placement was tried" in shown
+    told = json.loads((out / "placement.json").read_text())
+    assert told.pop("sha256")
     assert [each["kind"] for each in told["alternatives"]] == ["replicated", "dedicated"]
     best = told["best"]
     assert best["exact"]
@@ -178,11 +181,6 @@ def test_the_command_tells_places_and_writes(tmp_path: Path) -> None:
     assert best["attained_if_slower"]["value"] <= best["attained"]["value"]
     assert sum(group["gpus"] for group in best["groups"]) == 2
     assert {model["name"] for model in best["models"]} == {"chat_1", "chat_2"}
-    shown = ask(path, *few, "--out", str(out)).stdout
-    assert "every placement was tried" in shown
-    kept = json.loads((out / "placement.json").read_text())
-    assert kept.pop("sha256")
-    assert kept == told
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert len((out / "curves.csv").read_text().splitlines()) == 1 + 3 * 12
 

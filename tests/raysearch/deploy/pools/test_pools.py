@@ -14,6 +14,8 @@ from raysearch.base.errors import InputError
 from raysearch.cli.app import app
 
 RUNNER = CliRunner()
+FEW = ("--set", "batches=powers_of_two")
+"""What is tested does not rest on the batches in between."""
 ASKED = ("--model", "llama_3_1_70b", "--osl", "500", "--tpot-ms", "30", "--weights", "fp8", "--kv-cache", "fp8")
 
 
@@ -42,9 +44,20 @@ def test_pools_apart_win_at_a_tight_ttft_with_long_prompts(told: tuple[Path, dic
 def test_in_turns_a_pool_gains_where_nobody_waits_for_a_token() -> None:
     # Published: Seesaw (arXiv 2503.06433): offline, pipelines for prompts and tensor parallelism for answers.
     offline, online = (
-        ask("--model", "llama_3_1_70b", "--gpus", "4", "--isl", "3000", "--osl", "300", "--set", "resharded", *limits)[
-            "points"
-        ][0]["ways"]
+        ask(
+            "--model",
+            "llama_3_1_70b",
+            "--gpus",
+            "4",
+            "--isl",
+            "3000",
+            "--osl",
+            "300",
+            "--set",
+            "resharded",
+            *FEW,
+            *limits,
+        )["points"][0]["ways"]
         for limits in ((), ("--tpot-ms", "30", "--ttft-ms", "1500"))
     )
     assert offline["resharded"]["goodput_per_gpu"] > max(offline[name]["goodput_per_gpu"] for name in ("one", "apart"))
@@ -55,8 +68,8 @@ def test_in_turns_a_pool_gains_where_nobody_waits_for_a_token() -> None:
 def test_one_pool_wins_at_low_load() -> None:
     # Published: DistServe, section 2: few GPUs or requests cannot fill two pools.
     low, high = ask(
-        *(*ASKED, "--gpus", "16", "--isl", "8000", "--ttft-ms", "2000", "--set", "requests=100"),
-        *("--set", "sweep=requests-per-s=0.2,4"),
+        *(*ASKED, "--gpus", "16", "--isl", "8000", "--ttft-ms", "2000", "--set", "requests=60"),
+        *("--set", "sweep=requests-per-s=0.2,4", *FEW),
     )["points"]
     assert low["winner"] == "one"
     assert low["ways"]["one"]["gpus"] <= low["ways"]["apart"]["gpus"]
@@ -98,7 +111,18 @@ def test_the_folder_has_the_answers_a_table_and_a_picture(told: tuple[Path, dict
 
 
 def test_the_terminal_says_what_runs_and_which_way_wins() -> None:
-    asked = ["pools", "--model", "llama_3_1_8b", "--gpus", "4", "--set", "mix=500:50:3,4000:100:1", "--tpot-ms", "20"]
+    asked = [
+        "pools",
+        "--model",
+        "llama_3_1_8b",
+        "--gpus",
+        "4",
+        "--set",
+        "mix=500:50:3,4000:100:1",
+        "--tpot-ms",
+        "20",
+        *FEW,
+    ]
     shown = RUNNER.invoke(app, asked, catch_exceptions=False)
     assert shown.exit_code == 0
     assert "500 in and 50 out (75%), 4,000 in and 100 out (25%)" in shown.stdout

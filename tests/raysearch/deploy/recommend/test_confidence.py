@@ -57,7 +57,7 @@ def test_a_quantile_of_a_latency_lies_where_its_interval_says() -> None:
 
 
 def test_more_confidence_never_gives_more_and_even_odds_are_the_optimum() -> None:
-    rates = [best_first(a_demand(each), 1)[0].tokens_per_s_per_gpu for each in (0.5, 0.9, 0.99)]
+    rates = [best_first(a_demand(each), 1)[0].tokens_per_s_per_gpu for each in (0.5, 0.99)]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > rates[-1]
     assert rates[0] == find_bests(space_of(a_demand(0.5).workload), 1)[0].tokens_per_s_per_gpu
@@ -66,7 +66,7 @@ def test_more_confidence_never_gives_more_and_even_odds_are_the_optimum() -> Non
 
 
 def test_what_is_recommended_holds_and_its_price_is_told() -> None:
-    question = rs.question(model="llama_3_1_8b", gpus=2, **SAID)
+    question = rs.question(model="llama_3_1_8b", gpus=2, **SAID, batches="powers_of_two")
     found = rs.recommend(question, top=2, only="aggregated")
     best = found.best
     assert best is not None

@@ -43,7 +43,9 @@ ASKED = (*OF_LLAMA, "--gpus", "4", "--chunk-tokens", "8192", "--set", "top=3", "
 
 EVEN = ("--set", "confidence=0.5")
 """Latencies count as predicted: what is tested does not rest on their errors."""
-FEW = ("--set", "requests=400")
+COARSE = ("--set", "batches=powers_of_two")
+"""What is tested does not rest on the batches in between."""
+FEW = ("--set", "requests=400", *COARSE)
 """Of a replay under a load: its percentiles are coarse, and what is tested does not rest on them."""
 
 
@@ -244,7 +246,7 @@ def test_every_second_of_a_request_shows_in_one_figure_by_little_s_law(engine: s
 
 
 def test_prompts_wait_for_each_other_where_the_engine_can(raysearch: Callable[..., Any], tmp_path: Path) -> None:
-    said = ("--set", "prompt_wait_steps=30", "--set", "top=1")
+    said = ("--set", "prompt_wait_steps=30", "--set", "top=1", *COARSE)
     told = ask("--engine", "sglang", "--out", str(tmp_path), *said)
     assert told["question"]["prompt_wait_steps"] == 30
     kept = json.loads((tmp_path / "recommendation.json").read_text())["question"]
@@ -284,7 +286,7 @@ def test_a_load_that_the_gpus_cannot_carry_says_how_many_could(load: tuple[str, 
 
 
 def test_a_load_of_prompts_is_counted_in_prompts() -> None:
-    told = llama(16, "--phase", "prefill", "--ttft-ms", "300", "--requests-per-s", "100", "--set", "price=2")
+    told = llama(16, "--phase", "prefill", "--ttft-ms", "300", "--requests-per-s", "100", "--set", "price=2", *COARSE)
     best = told["best"]
     assert best["requests_per_s"] >= 100
     assert best["requests_per_s"] * (best["replicas"] - 1) / best["replicas"] < 100
@@ -359,14 +361,14 @@ def test_what_is_to_be_compared_with_is_looked_for_first(raysearch: Callable[...
 
 
 def test_where_nothing_is_feasible_the_nearest_miss_and_what_would_fit_are_told() -> None:
-    missed = ask("--tpot-ms", "0.5", *EVEN, code=3)
+    missed = ask("--tpot-ms", "0.5", *EVEN, *COARSE, code=3)
     assert missed["best"] is None
     assert missed["alternatives"] == []
     miss = missed["nearest_miss"]
     assert [violation["kind"] for violation in miss["violations"]] == ["tpot"]
     assert miss["would_fit"][0] == f"a TPOT of {math.ceil(miss['tpot_s'] * 1e4) / 10:.1f} ms"
     words = ASKED[:-2]
-    shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "0.5"], catch_exceptions=False)
+    shown = RUNNER.invoke(app, ["recommend", *words, *COARSE, "--tpot-ms", "0.5"], catch_exceptions=False)
     assert shown.exit_code == 3
     assert "Nearest miss" in shown.stdout
     assert "It would fit with a TPOT of" in shown.stdout
@@ -444,7 +446,7 @@ def test_a_pool_of_prompts_has_an_interval_and_says_what_it_rests_on() -> None:
 
 
 def test_what_to_run_is_told_before_what_stands_beside_it() -> None:
-    asked = Question(model="llama_3_1_8b", isl=1000, osl=100, tpot_ms=20.0, gpus=2)
+    asked = Question(model="llama_3_1_8b", isl=1000, osl=100, tpot_ms=20.0, gpus=2, batches="powers_of_two")
     demand = Demand(asked.load(), 2, asked, top=2)
     order: list[str] = []
     early: list[Recommendation] = []
@@ -478,7 +480,7 @@ def test_the_answer_stands_in_the_terminal() -> None:
 
 
 def test_both_forms_of_deployment_are_what_pools_says_and_the_better_one_leads(tmp_path: Path) -> None:
-    asked = ("--model", "llama_3_1_70b", "--gpus", "8", "--isl", "8000", "--osl", "500", "--tpot-ms", "30")
+    asked = ("--model", "llama_3_1_70b", "--gpus", "8", "--isl", "8000", "--osl", "500", "--tpot-ms", "30", *COARSE)
     shown = RUNNER.invoke(app, ["recommend", *asked, "--out", str(tmp_path), "--json", "--set", "top=1"])
     told = json.loads(shown.stdout)
     ways = json.loads(RUNNER.invoke(app, ["pools", *asked, "--json"]).stdout)["points"][0]["ways"]
@@ -516,7 +518,8 @@ def test_both_forms_of_deployment_are_what_pools_says_and_the_better_one_leads(t
 
 @pytest.mark.parametrize("only", ["aggregated", "disaggregated"])
 def test_one_form_alone_is_answered_where_it_is_asked_for(only: str) -> None:
-    found = rs.recommend(rs.question(model="llama_3_1_8b", gpus=2, isl=1000, osl=200, tpot_ms=12), top=1, only=only)
+    asked = rs.question(model="llama_3_1_8b", gpus=2, isl=1000, osl=200, tpot_ms=12, batches="powers_of_two")
+    found = rs.recommend(asked, top=1, only=only)
     assert found.winner == only
     assert bool(found.answer.options) == (only == "aggregated")
     assert only.title() in str(found) or only == "aggregated"

@@ -10,10 +10,23 @@ from typer.testing import CliRunner
 from raysearch.cli.app import app
 from raysearch.deploy.recommend import usual_limits
 from sim.config.question import Question
-from tests.raysearch.deploy.recommend.test_recommend import EVEN
+from tests.raysearch.deploy.recommend.test_recommend import COARSE, EVEN
 
 RUNNER = CliRunner()
-ASKED = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "200", "--gpus", "2", "--set", "only=aggregated", *EVEN)
+ASKED = (
+    "--model",
+    "llama_3_1_8b",
+    "--isl",
+    "1000",
+    "--osl",
+    "200",
+    "--gpus",
+    "2",
+    "--set",
+    "only=aggregated",
+    *EVEN,
+    *COARSE,
+)
 
 
 def test_no_user_waits_for_ever_where_no_limit_is_given_and_the_answer_says_what_was_taken_for_granted() -> None:

@@ -35,8 +35,14 @@ def busy() -> ReplayReport:
     return _found(requests_per_s=14).report
 
 
-def test_little_load_holds_and_too_much_does_not() -> None:
-    light, heavy = (_found(requests_per_s=rate) for rate in (2, 200))
+@pytest.fixture(scope="module")
+def light() -> ReplayResult:
+    """Of a load that all of the requests keep the limits under."""
+    return _found(requests_per_s=4)
+
+
+def test_little_load_holds_and_too_much_does_not(light: ReplayResult) -> None:
+    heavy = _found(requests_per_s=200)
     assert light.feasible
     assert light.probability == 1
     assert not heavy.feasible
@@ -57,8 +63,8 @@ def test_the_search_for_the_breaking_load_ends_at_a_bound_that_attention_groups_
     assert groups.most_per_s(4000, 200) > 1.2 * groups.bound_per_s(4000, 200)
 
 
-def test_the_limits_hold_below_the_load_at_which_they_break_and_not_above() -> None:
-    breaks_at = _found(requests_per_s=5).report.breaks_at_per_s
+def test_the_limits_hold_below_the_load_at_which_they_break_and_not_above(light: ReplayResult) -> None:
+    breaks_at = light.report.breaks_at_per_s
     assert breaks_at is not None
     assert _found(requests_per_s=0.97 * breaks_at, seeds=1).feasible
     assert not _found(requests_per_s=1.1 * breaks_at, seeds=1).feasible
@@ -161,11 +167,11 @@ def test_what_cannot_be_sent_is_one_clear_error(options: dict[str, Any], expecte
         _found(**options)
 
 
-def test_the_command_says_what_python_does(raysearch: Command, tmp_path: Path) -> None:
-    few = ["--set", "requests=400", "--set", "seeds=2", "--requests-per-s", "6", "--tp", "1", "--batch", "32"]
+def test_the_command_says_what_python_does(raysearch: Command, light: ReplayResult, tmp_path: Path) -> None:
+    few = ["--set", "requests=400", "--set", "seeds=2", "--requests-per-s", "4", "--tp", "1", "--batch", "32"]
     done = raysearch("replay", *ASKED, *few, "--json", "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == json.loads(json.dumps(_found(requests_per_s=6).to_dict()))
+    assert json.loads(done.stdout) == json.loads(json.dumps(light.to_dict()))
     assert (tmp_path / "out" / "replay.png").read_bytes().startswith(b"\x89PNG")
     shown = raysearch("replay", *ASKED, *few)
     assert "at the 99th percentile: met" in shown.stdout
@@ -173,7 +179,8 @@ def test_the_command_says_what_python_does(raysearch: Command, tmp_path: Path) -
 
 
 def test_a_recommendation_s_folder_says_what_is_deployed(tmp_path: Path) -> None:
-    best = rs.recommend(rs.question(**QUESTION, gpus=2, weights="fp8", kv_cache="fp8"), top=1, only="aggregated")
+    asked = rs.question(**QUESTION, gpus=2, weights="fp8", kv_cache="fp8", batches="powers_of_two")
+    best = rs.recommend(asked, top=1, only="aggregated")
     best.write(tmp_path / "best")
     found = rs.replay(path=tmp_path / "best", requests_per_s=3, **FEW)
     assert best.strategy is not None
@@ -184,7 +191,9 @@ def test_a_recommendation_s_folder_says_what_is_deployed(tmp_path: Path) -> None
 
 
 def test_two_pools_are_replayed_from_their_folder(tmp_path: Path) -> None:
-    asked = rs.question(model="llama_3_1_70b", isl=8000, osl=200, tpot_ms=30, ttft_ms=2000, gpus=8)
+    asked = rs.question(
+        model="llama_3_1_70b", isl=8000, osl=200, tpot_ms=30, ttft_ms=2000, gpus=8, batches="powers_of_two"
+    )
     best = rs.pools(asked)
     assert best.winner == "apart"
     best.write(tmp_path)
