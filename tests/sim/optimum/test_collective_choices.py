@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ from sim.config.catalog import CatalogError
 from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.layers.heuristics import megatron_sp_dims
+from sim.layers.ops import Tensor, crossing_tensors
+from sim.ops.rank import Rank
 from sim.optimum.certificate import certify
 from sim.optimum.checker import check
 from sim.optimum.exact_search import find_best
@@ -21,6 +23,9 @@ from sim.optimum.spaces import Space, extended_space, joint_space
 from sim.prices.collectives import IN_FP8, Collective, collective_price
 from sim.prices.mesh import group
 from sim.simulate import evaluate
+from sim.step import layer
+from sim.step.attention_expert_meshes import Sides
+from sim.step.costs import moves
 from sim.strategy import Strategy
 from sim.workload import Workload
 from tests.sim.execution import Wires
@@ -334,6 +339,53 @@ def test_the_optimum_with_two_inputs_merged_is_that_of_brute_force(phase: str, t
     plain = evaluate_many(under(dataclasses.replace(asked, merge_collectives=None)), several)
     assert (many.tokens_per_s_per_gpu >= plain.tokens_per_s_per_gpu * (1 - 1e-12)).all()
     assert (many.tokens_per_s_per_gpu > plain.tokens_per_s_per_gpu * 1.001).any()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Question(workload="gpt_moe_1_2t_64k"),
+        dataclasses.replace(
+            PROMPTS, model="mixtral_8x22b", kv_cache="fp8", hardware="h100_sxm", gpus=32, ttft_ms=300.0
+        ),
+    ],
+    ids=["decode", "prompts"],
+)
+def test_merging_the_residual_stream_with_what_is_added_to_it_could_gain_nothing(
+    asked: Question, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were it in one call with whatever else the op reads, moved or not, the optimum would be the same."""
+    moves_s, merged_moves_s, shortened = Sides.moves_s, layer.merged_moves_s, 0
+
+    def merged(rank: Rank, tensor: Tensor, ends: Sequence[int], found: tuple[float, ...]) -> tuple[float, ...]:
+        nonlocal shortened
+        if tensor not in crossing_tensors(rank.layer) or rank.tp == 1:
+            return found
+        least = list(found)
+        for at, move in enumerate(moves(rank.layer, tensor, tuple(ends[: len(tensor.ends)]))):
+            others = rank.layer.op(tensor.consumers[at]).inputs if move else ()
+            for other_bytes in (rank.tensor_bytes(rank.layer.tensor(name)) for name in others if name != tensor.name):
+                assert move is not None
+                both_s = rank.tp_s(move.kind, other_bytes + move.tensor_bytes(rank))
+                least[at] = min(least[at], max(0.0, both_s - rank.tp_s(move.kind, other_bytes)))
+        shortened += least != list(found)
+        return tuple(least)
+
+    def moved_s(sides: Sides, tensor: Tensor, ends: tuple[int, ...]) -> tuple[float, ...]:
+        found, rank = moves_s(sides, tensor, ends), sides.rank_by_op[tensor.producer]
+        return merged(rank, tensor, ends, found) if sides.within_a_group(tensor) else found
+
+    def merged_s(rank: Rank, tensor: Tensor, ends: tuple[int, ...]) -> tuple[float, ...]:
+        return merged(rank, tensor, ends, merged_moves_s(rank, tensor, ends))
+
+    best = find_best(joint_space(under(asked, merge_collectives=True))).evaluation
+    monkeypatch.setattr(Sides, "moves_s", moved_s)
+    monkeypatch.setattr(layer, "merged_moves_s", merged_s)
+    bound = find_best(joint_space(under(asked, merge_collectives=True))).evaluation
+    assert best is not None
+    assert bound is not None
+    assert shortened
+    assert bound.tokens_per_s_per_gpu == best.tokens_per_s_per_gpu
 
 
 def test_a_sum_is_made_by_two_calls_where_these_are_faster() -> None:
