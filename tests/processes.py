@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -37,10 +38,33 @@ def children(pid: int) -> list[int]:
 
 def ended(pid: int) -> bool:
     """Whether a process has, if its parent knows it or not."""
+    return born(pid) is None
+
+
+class Started(NamedTuple):
+    """A process that was started, which another of its id is not: on a busy machine ids come round within minutes."""
+
+    pid: int
+    born: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has."""
+        return born(self.pid) != self.born
+
+
+def born(pid: int) -> int | None:
+    """When a process began, in ticks of the kernel; None of one that has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return True
+        return None
+    return None if state == "Z" else int(fields[18])
+
+
+def started_by(pid: int) -> set[Started]:
+    """What runs below a process now."""
+    return {Started(each, since) for each in descendants(pid) if (since := born(each)) is not None}
 
 
 def pause(pid: int, *, go_on: bool = False) -> None:

@@ -15,11 +15,13 @@ class Process(NamedTuple):
         parent: Its parent's id.
         name: Of its program, or what it calls itself; 15 characters.
         state: "T" if it is stopped, "Z" if it has ended and its parent does not know it yet; see proc(5).
+        began: When, in the kernel's ticks since the host started: with the id it names a process for good.
     """
 
     parent: int
     name: str
     state: str
+    began: int
 
 
 def processes() -> dict[int, Process]:
@@ -35,8 +37,8 @@ def read_process(pid: int) -> Process | None:
     """The process of an id; None if there is none."""
     with suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         before, _, after = file.read().rpartition(")")
-        state, parent, *_ = after.split()
-        return Process(int(parent), before.partition("(")[2], state)
+        state, parent, *rest = after.split()
+        return Process(int(parent), before.partition("(")[2], state, int(rest[17]))
     return None
 
 

@@ -75,18 +75,19 @@ class Vigil:
 
     def end(self) -> None:
         """Kills the processes of a Ray of our own."""
-        table = processes()
-        for pid in self._vital | {
-            pid for pid in _children(table) if pid not in self._before and _is_daemon(table[pid])
-        }:
+        for pid in self._daemons(processes()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def _daemons(self, table: dict[int, Process]) -> dict[int, Process]:
+        """Ours: what only has the id of one that has ended is not among them."""
+        return {pid: table[pid] for pid in _children(table) if pid not in self._before and _is_daemon(table[pid])}
+
     def _look_at_processes(self) -> str | None:
         table = processes()
-        daemons = {pid: table[pid] for pid in _children(table) if pid not in self._before and _is_daemon(table[pid])}
+        daemons = self._daemons(table)
         self._vital |= daemons.keys()
-        if any(pid not in table or table[pid].state == "Z" for pid in self._vital):
+        if any(pid not in daemons or daemons[pid].state == "Z" for pid in self._vital):
             return "Ray has died"
         rays = daemons | {pid: each for pid, each in table.items() if each.parent in daemons}
         for pid in self._stopped.among(rays):

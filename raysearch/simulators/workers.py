@@ -11,7 +11,7 @@ import signal
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from envs.strategy_env import SimulatorError, failure_text
 from raysearch.base.errors import InputError
 from raysearch.processes.deadline import START_TIMEOUT_S, Deadline, NoAnswer, Patience
+from raysearch.processes.table import read_process
 from raysearch.simulators.cache import AnswerCache
 from raysearch.simulators.plugin import load_simulator
 from sim.evaluation import Evaluation
@@ -47,6 +48,14 @@ class _Failure:
     mistake: bool = False
 
 
+class _Place(NamedTuple):
+    """Ray's node, the id of a process of it, and when that began."""
+
+    node: str
+    pid: int
+    began: int | None
+
+
 @ray.remote(max_restarts=0)
 class SimulatorWorker:
     """Holds the black box and asks it, one strategy at a time."""
@@ -64,16 +73,19 @@ class SimulatorWorker:
         except BaseException as error:  # whatever code of others ends with
             return _Failure(failure_text(error))
 
-    def where(self) -> tuple[str, int]:
-        """Ray's node and the process's id."""
-        return ray.get_runtime_context().get_node_id(), os.getpid()
+    def where(self) -> _Place:
+        """Where it runs."""
+        pid = os.getpid()
+        process = read_process(pid)
+        return _Place(ray.get_runtime_context().get_node_id(), pid, process and process.began)
 
 
 @ray.remote(num_cpus=0)
-def _end_process(pid: int) -> None:
-    """Kills a process of the node that this runs on."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _end_process(place: _Place) -> None:
+    """Kills a process of the node that this runs on, but none that was given its id since."""
+    if (process := read_process(place.pid)) and process.began == place.began:
+        with suppress(ProcessLookupError):
+            os.kill(place.pid, signal.SIGKILL)
 
 
 @dataclass(eq=False)
@@ -92,14 +104,14 @@ class _Worker:
         actor: Ray's.
         promise: Ray's, of what it says next: where it is, or what came of its call; None while it is free.
         deadline: Of that.
-        where: Its node and process, once it is up.
+        where: Once it is up.
         call: What it works on.
     """
 
     actor: Any
     promise: Any
     deadline: Deadline = field(default_factory=lambda: Deadline(START_TIMEOUT_S))
-    where: tuple[str, int] | None = None
+    where: _Place | None = None
     call: _Call | None = None
 
 
@@ -257,7 +269,7 @@ class Workers:
         self._arrived.append(call)
 
     def _hear_of_start(self, worker: _Worker, answer: Any) -> None:
-        if isinstance(answer, tuple):
+        if isinstance(answer, _Place):
             worker.where, self._lost_starts = answer, 0
             return
         self._lost_starts += 1
@@ -270,8 +282,8 @@ class Workers:
     def _replace(self, worker: _Worker) -> None:
         """Ends a worker and puts a new one in its place."""
         if worker.where:  # one that is stopped does not hear Ray, and keeps its CPU
-            node, pid = worker.where
-            _end_process.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(pid)
+            there = NodeAffinitySchedulingStrategy(worker.where.node, soft=False)
+            _end_process.options(scheduling_strategy=there).remote(worker.where)
         ray.kill(worker.actor)
         self._workers[self._workers.index(worker)] = self._started()
 

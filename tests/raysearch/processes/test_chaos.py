@@ -26,7 +26,7 @@ from raysearch.deploy.live.session import ROWS_FILE as MEASUREMENTS_FILE
 from raysearch.runs.records import SUMMARY_FILE
 from raysearch.studies.results import read_study_runs
 from tests.conftest import command_environment
-from tests.processes import children, descendants, ended
+from tests.processes import Started, children, descendants, started_by
 from tests.raysearch.gated import BOXES, BUDGET, LONGEST_S, digests, holds_rows, rows_of, undisturbed, write_study
 from tests.raysearch.gated import let_pass as let_pass
 
@@ -201,7 +201,7 @@ def test_chaos_changes_no_row_and_leaves_nothing(
     words = [sys.executable, "-c", CHAOS, *command.words(tmp_path, tiny_workload), "--out", str(out)]
     own = command_environment()
     own["PYTHONPATH"] = f"{tmp_path / 'jumping'}{os.pathsep}{own['PYTHONPATH']}"
-    started, said, found = set[int](), list[str](), dict[str, int]()
+    started, said, found = set[Started](), list[str](), dict[str, int]()
 
     def begin() -> subprocess.Popen[str]:
         resume = ["--resume"] if out.exists() and list(out.glob("*.json")) else []
@@ -217,10 +217,12 @@ def test_chaos_changes_no_row_and_leaves_nothing(
         begun.append(process)
         return process
 
-    def gone() -> None:
+    def gone(killed: str = "") -> None:
         process.wait()
         ended_s = time.monotonic()
-        wait_until(lambda: all(ended(pid) for pid in started))
+        if killed == "watcher":  # else it has the last word
+            wait_until(lambda: all(each.ended for each in started))
+        assert all(each.ended for each in started)
         record_property("left_s", time.monotonic() - ended_s)
         said.append(process.communicate()[1])  # until nobody has it open any more
 
@@ -248,14 +250,14 @@ def test_chaos_changes_no_row_and_leaves_nothing(
         let_pass(rows)
         go_on_until(lambda rows=rows: command.rows(out) >= rows)
         go_on_until(living)
-        started |= set(descendants(process.pid))
+        started |= started_by(process.pid)
         disturb(how, found.get(kind, 0), clock)
         if (how, kind) in ENDS:
-            gone()
+            gone(killed=kind)
             process = begin()
     let_pass(1000)
     while process.poll() is None:
-        started |= set(descendants(process.pid))
+        started |= started_by(process.pid)
         time.sleep(LOOK_S)
         if disturbances[-1][:2] == ("STOP", "watcher") and (out / command.last).exists():
             os.kill(process.pid, signal.SIGCONT)

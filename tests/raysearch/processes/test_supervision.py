@@ -18,7 +18,7 @@ from raysearch.base.errors import STOPS
 from raysearch.cli import main as cli
 from raysearch.studies.results import verify
 from tests.conftest import command_environment
-from tests.processes import children, descendants, ended, hears, listening
+from tests.processes import children, descendants, hears, listening, started_by
 from tests.raysearch.gated import LONGEST_S
 from tests.raysearch.gated import let_pass as let_pass
 
@@ -56,7 +56,7 @@ def test_a_command_that_hears_nothing_is_ended_with_all_it_has_started_and_one_m
     process = start_child(DEAF, TOLD, ORPHAN, SAY, "time.sleep(600)")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready study\n"
-    started = list(descendants(process.pid))
+    started = started_by(process.pid)
     assert len(started) == 3  # the keeper, the command, and its orphan
     process.send_signal(signum)
     process.send_signal(signum)
@@ -65,7 +65,7 @@ def test_a_command_that_hears_nothing_is_ended_with_all_it_has_started_and_one_m
     rest = "every call so far is kept. Go on with: raysearch study mine --resume"
     assert said == f"interrupted by {name}; {rest}\n"
     assert process.returncode == 128 + signum
-    assert all(ended(pid) for pid in started)
+    assert all(each.ended for each in started)
 
 
 def test_a_command_that_was_told_to_stop_when_it_had_done_all_has_succeeded() -> None:
@@ -143,12 +143,12 @@ def test_a_command_that_is_stopped_is_told_of_and_begun_anew(victim: str) -> Non
     process = start_child(TOLD, SAY, AGAIN, ORPHAN, "time.sleep(600)")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready study\n"
-    started = list(descendants(process.pid))
+    started = started_by(process.pid)
     os.kill(kin(process)[victim], signal.SIGSTOP)
     printed, said = process.communicate(timeout=LONGEST_S)
     assert (printed, process.returncode) == ("ready study mine --resume\n", 0)
     assert said == "note: the command gave no sign of life for 3 s and is restarted\n"
-    assert all(ended(pid) for pid in started)
+    assert all(each.ended for each in started)
 
 
 def test_a_command_that_hangs_and_lets_no_thread_of_its_own_run_is_begun_anew() -> None:
@@ -182,13 +182,13 @@ def test_whichever_is_killed_nothing_that_was_started_is_left(victim: str) -> No
     process = start_child(TOLD, ORPHAN, SAY, "time.sleep(600)")
     assert process.stdout is not None
     process.stdout.readline()
-    started = list(descendants(process.pid))
+    started = started_by(process.pid)
     if victim == "group":
         os.killpg(process.pid, signal.SIGKILL)
     else:
         os.kill(kin(process)[victim], signal.SIGKILL)
     _, said = process.communicate(timeout=LONGEST_S)
-    wait_until(lambda: all(ended(pid) for pid in started))
+    wait_until(lambda: all(each.ended for each in started))
     if victim == "keeper":
         assert said.startswith("error: the command was ended by SIGKILL; every call so far is kept. Go on with: ")
 
@@ -283,14 +283,14 @@ def test_a_study_that_is_stopped_twice_at_any_moment_says_so_once_and_leaves_not
         while not happened(process):
             assert process.poll() is None, process.communicate()
             time.sleep(0.02)
-        started = list(descendants(process.pid))
+        started = started_by(process.pid)
         for _ in range(2):
             os.killpg(process.pid, signum)  # as a terminal does: to all that was started from it
         _, said = process.communicate(timeout=LONGEST_S)
         assert process.returncode == 128 + signum, said
         assert said.count("interrupted") == 1, said
         assert "Traceback" not in said
-        assert all(ended(pid) for pid in started)
+        assert all(each.ended for each in started)
         if (out / "study.json").exists():
             assert verify(out).damaged == {} if list(out.glob("runs/*/run.json")) else True
             assert "--resume" in said

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from raysearch.processes import vigil
+from raysearch.processes.table import Process
 from raysearch.processes.vigil import Vigil, answers, ended_in_time
 from tests.processes import children, ended, pause
 
@@ -61,6 +62,19 @@ def test_a_stopped_raylet_is_ended_and_ray_has_died_then(watched: tuple[Vigil, s
     raylet.wait()
     assert raylet.returncode == -signal.SIGKILL
     assert ray.look() == "Ray has died"
+    os.kill(worker, signal.SIGKILL)
+
+
+def test_whoever_has_the_id_of_a_raylet_that_has_ended_is_neither_taken_for_it_nor_killed(
+    watched: tuple[Vigil, subprocess.Popen[bytes], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray, raylet, worker = watched
+    assert ray.look() is None
+    others = {raylet.pid: Process(parent=1, name="raylet", state="S", began=0)}
+    monkeypatch.setattr(vigil, "processes", lambda: others)
+    assert ray.look() == "Ray has died"
+    ray.end()
+    assert raylet.poll() is None
     os.kill(worker, signal.SIGKILL)
 
 

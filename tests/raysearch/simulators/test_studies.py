@@ -22,7 +22,7 @@ from raysearch.studies.results import read_study_runs
 from raysearch.studies.study_display import Displays, StudyBars, StudyDisplay
 from raysearch.studies.study_file import Study, StudyFile, check_study, run_dir
 from tests.processes import descendants
-from tests.raysearch.simulators.boxes import held_process
+from tests.raysearch.simulators.boxes import BAD_BATCH, held_process
 
 BOXES = "tests.raysearch.simulators.boxes:"
 pytestmark = pytest.mark.slow
@@ -116,6 +116,14 @@ def test_a_black_box_that_fails_ends_its_runs_with_the_strategy_and_the_reason(
     rows = read_rows(run_dir(tmp_path / "study", "gpt_moe_1_2t_16k-random-s0"))
     assert rows["call"].tolist() == list(range(1, len(rows) + 1))
     assert 64 not in rows["batch"].tolist()
+
+
+def test_a_study_of_an_rllib_agent_goes_on_after_calls_that_never_return(tmp_path: Path) -> None:
+    agent = {"searchers": ["ppo_paper"], "seeds": [3], "budget": 5}
+    run(study("hangs", **agent, timeout_s=1.0, retries=0, on_failure="infeasible"), tmp_path / "study")
+    rows = read_rows(run_dir(tmp_path / "study", "gpt_moe_1_2t_16k-ppo_paper-s3"))
+    assert rows["call"].tolist() == list(range(1, 6))
+    assert set(rows["violations"][rows["batch"] == BAD_BATCH]) == {"failed"}
 
 
 class Starts(StudyDisplay):

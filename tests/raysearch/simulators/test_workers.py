@@ -139,8 +139,8 @@ def test_a_worker_killed_in_the_middle_loses_no_call(new_run: NewRun) -> None:
     run = new_run("hurt", "hilly", workers=2)
     run.advance(20)
     workers = run._simulator._workers  # pyright: ignore[reportAttributeAccessIssue]
-    _, pid = next(each.where for each in workers if each.where)  # on a busy machine one may not have begun yet
-    os.kill(pid, signal.SIGKILL)
+    where = next(each.where for each in workers if each.where)  # on a busy machine one may not have begun yet
+    os.kill(where.pid, signal.SIGKILL)
     finished(run)
     order = recorded_order(run.out_dir)
     assert read_rows(run.out_dir)["call"].tolist() == sorted(order) == list(range(1, 61))

@@ -24,7 +24,7 @@ from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
 from raysearch.studies.study_status import read_status
 from tests.conftest import command_environment, raysearch_command
-from tests.processes import descendants, ended
+from tests.processes import descendants, started_by
 from tests.raysearch.gated import (
     LONGEST_S,
     digests,
@@ -174,14 +174,14 @@ def mounting(script: str) -> list[str]:
 
 def assert_stopped(process: subprocess.Popen[str], signum: signal.Signals, going_on: str) -> None:
     """Makes sure that a command that was told to stop says so once, and how to go on, and leaves nothing behind."""
-    started = list(descendants(process.pid))
+    started = started_by(process.pid)
     _, said = process.communicate(timeout=LONGEST_S)
     assert process.returncode == 128 + signum, said
     assert said.count("every call so far is kept. Go on with: ") == 1, said
     assert going_on in said
     assert "--resume" in said
     assert "Traceback" not in said
-    assert all(ended(pid) for pid in started)
+    assert all(each.ended for each in started)
 
 
 def wait_for_title(process: subprocess.Popen[str], text: str) -> None:

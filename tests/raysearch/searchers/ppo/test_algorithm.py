@@ -9,6 +9,7 @@ import pytest
 from ray.rllib.core.rl_module.rl_module import RLModule
 
 from envs.rows import read_rows
+from envs.strategy_env import SimulatorFailure
 from raysearch.processes.connection import connected
 from raysearch.runs.in_flight import recorded_order
 from raysearch.runs.records import RunSpec
@@ -19,6 +20,7 @@ from raysearch.searchers.ppo.ppo_options import Options
 from raysearch.simulators.protocol import InProcess
 from sim.simulate import evaluate
 from tests.processes import descendants
+from tests.raysearch.simulators.boxes import BAD_BATCH
 
 BUDGET = 45
 WORKLOAD = {"workload": "gpt_moe_1_2t_16k"}
@@ -149,6 +151,24 @@ def test_its_environment_replaces_a_worker_that_is_killed_and_its_rows_repeat_th
     figures = ["call", "asked", "raw", "best"]
     assert read_rows(folder, figures).equals(read_rows(tmp_path / "again", figures))
     run.close()
+
+
+@pytest.mark.slow
+def test_a_call_that_never_returns_is_ended_and_the_search_goes_on_or_names_it(two_cpus, algorithm, tmp_path):
+    def search(on_failure):
+        own = {**WORKLOAD, "simulator": "tests.raysearch.simulators.boxes:hangs", "retries": 0}
+        own |= {"on_failure": on_failure, "folder": tmp_path / on_failure}
+        config = LearnToShardConfig().search(budget=5, seed=3).environment(SearchEnvironment, env_config=own)
+        config.env_runners(num_env_runners=1, sample_timeout_s=1.0)
+        return finish(algorithm(config))
+
+    assert search("infeasible")[-1]["calls"] == 5
+    rows = read_rows(tmp_path / "infeasible")
+    never = rows["batch"] == BAD_BATCH
+    assert never.any()
+    assert set(rows["violations"][never]) == {"failed"}
+    with pytest.raises(SimulatorFailure, match=r"Strategy\(.*: no answer within 1 s$"):
+        search("stop")
 
 
 def test_config_carries_the_papers_preset_in_rllibs_own_words():
