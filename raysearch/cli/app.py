@@ -17,6 +17,7 @@ import typer
 from pydantic import ValidationError
 
 from raysearch.base.errors import FAILURE, INPUT_ERROR, InputError, RunFailed
+from raysearch.base.plot_settings import pass_over_local_settings
 from raysearch.base.terminal import inert_output
 from sim.config.files import CatalogError
 from sim.config.mistakes import expectation
@@ -106,6 +107,7 @@ def run_command() -> int:
     All that is printed meanwhile is escaped: see `raysearch.base.terminal`.
     """
     with inert_output():
+        pass_over_local_settings()
         return _run()
 
 

@@ -25,9 +25,11 @@ from sim.config.writing import write_atomically
 PER_FILE = 20
 """Workloads of a file."""
 _LOOKED_EVERY_S = 2.0
+_LARGEST_BYTES = 256 * 1024**2
+"""[assumed] With the usual number of strategies, a file has a hundredth."""
 UNREADABLE = (
     *(zipfile.BadZipFile, RuntimeError, OSError, EOFError),  # the archive, which may say that it is encrypted
-    *(ValueError, LookupError, TypeError, MemoryError),  # what is in it
+    *(ValueError, LookupError, TypeError, MemoryError, OverflowError),  # what is in it
 )
 """Errors of `read_array_file` and of looking at what it gave."""
 
@@ -110,9 +112,17 @@ def write_array_file(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 def read_array_file(path: Path) -> dict[str, NDArray[Any]]:
     """What `write_array_file` wrote. Raises: One of `UNREADABLE`."""
     with opened(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > _LARGEST_BYTES:
+            raise ValueError(f"it is too long: expected at most {_LARGEST_BYTES:,} bytes")
         with zipfile.ZipFile(file) as archive:  # one that unfolds to more than it is was never ours
-            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-                raise ValueError("its arrays are compressed")
+            members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("its arrays are compressed")
+        if sum(member.file_size for member in members) > size:
+            raise ValueError("it holds some arrays twice")
         file.seek(0)
-        with np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+        with np.load(file, allow_pickle=False) as stored:
+            found = {name: stored[name] for name in stored.files}
+    if not all(isinstance(each, np.ndarray) for each in found.values()):  # what does not begin like one are bytes
+        raise ValueError("it holds more than arrays")
+    return found

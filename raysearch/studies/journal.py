@@ -6,6 +6,7 @@ Nothing is computed from it; without it, or with a part of it, a study goes on a
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -68,6 +69,7 @@ class Journal(StudyDisplay):
     def _begin(self) -> None:
         if not self._begun:
             self._begun = True
+            _make_ours(self._path)
             self._write("begun", "")
 
     def _write(self, kind: EventKind, run_id: str) -> None:
@@ -75,6 +77,14 @@ class Journal(StudyDisplay):
         line = {"at": now.isoformat(timespec="milliseconds"), "event": kind, "run": run_id}
         with self._path.open("ab") as file:  # one write of one line, which no reader sees in part
             file.write(json.dumps(line).encode() + b"\n")
+
+
+def _make_ours(path: Path) -> None:
+    """Takes away what is no file, or a file by another name too: lines at its end would be written into that."""
+    with suppress(FileNotFoundError):
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            path.unlink()
 
 
 def last_events(folder: Path) -> dict[str, Event]:

@@ -21,6 +21,14 @@ raysearch.cli.app.run_command = lambda: __import__("mine.cut")
 from raysearch.cli.entry import start_command
 start_command()
 """
+PLOTTING = """
+import sys
+sys.argv[1:] = ["--version"]
+from raysearch.cli.app import run_command
+run_command()
+import matplotlib
+print(matplotlib.rcParams["text.usetex"], matplotlib.rcParams["backend"])
+"""
 CACHING = """
 import sys
 sys.dont_write_bytecode, sys.pycache_prefix = False, sys.argv[1]
@@ -48,6 +56,14 @@ def test_bytecode_that_was_cut_off_is_named_with_what_mends_it(tmp_path: Path) -
 def test_an_error_that_no_bytecode_is_behind_is_raised_again() -> None:
     with pytest.raises(ValueError, match="other"):
         cut_off_bytecode(ValueError("other"))
+
+
+def test_settings_of_plots_in_the_working_directory_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nbackend: module://evil\n")
+    run = [sys.executable, "-P", "-c", PLOTTING]
+    environment = command_environment() | {"MPLBACKEND": "agg"}
+    told = subprocess.run(run, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[1:] == ["False agg"]
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(4096, ["__init__"]), (-1, ["__init__", "errors"])])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -181,6 +184,27 @@ def test_forged_rows_are_learnt_from_or_refused(tmp_path: Path) -> None:
             assert str(path) in str(refusal)  # noqa: PT017
         else:
             assert np.isfinite(rows.inputs).all()
+
+
+@bounded_memory()
+def test_an_archive_that_claims_more_than_it_holds_is_refused(tmp_path: Path) -> None:
+    def archive(shape: str, data: bytes = b"", magic: bytes = np.lib.format.magic(1, 0)) -> bytes:
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+        with zipfile.ZipFile(saved := io.BytesIO(), "w") as made:
+            made.writestr("a.npy", magic + struct.pack("<H", len(header)) + header + data)
+        return saved.getvalue()
+
+    once = archive("(1000000,)", bytes(4 * 10**6))
+    at, end = once.index(b"PK\1\2"), once.index(b"PK\5\6")
+    listed = once[at:end] * 300
+    thrice = once[:at] + listed + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 300, 300, len(listed), at, 0)
+    claims = [archive(shape) for shape in (f"({10**13},)", f"({10**30},)", f"({2**63},)", "(-1,)")]
+    path = tmp_path / "rows.npz"
+    for content in (*claims, archive("(1,)", magic=b"text"), thrice, once):
+        path.write_bytes(content)
+        os.truncate(path, len(content) if content is not once else 3 * 10**9)  # takes no room on disk
+        with pytest.raises(ValueError, match=r"rows\.npz is damaged"):
+            read_files([path], PretrainingFile(workloads=20))
 
 
 def test_a_checkpoint_that_is_none_is_one_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,6 +139,24 @@ def test_a_search_by_itself_has_a_status_too(
     shown = capsys.readouterr().out
     assert f"{tmp_path / 'run'}: finished, 1 of 1 runs finished, 60 of 60 calls, last" in " ".join(shown.split())
     assert shown.strip().splitlines()[-1].split()[:4] == ["tiny-random-s0", "finished", "60", "60"]
+
+
+@pytest.mark.parametrize("kind", ["link", "other name", "link to nothing", "pipe"])
+def test_a_journal_that_is_somebody_elses_file_is_not_written_to(out: Path, tmp_path: Path, kind: str) -> None:
+    (theirs := tmp_path / "theirs").write_text("theirs\n")
+    (journal := out / JOURNAL_FILE).unlink(missing_ok=True)
+    match kind:
+        case "link":
+            journal.symlink_to(theirs)
+        case "other name":
+            journal.hardlink_to(theirs)
+        case "link to nothing":
+            journal.symlink_to(tmp_path / "new")
+        case _:
+            os.mkfifo(journal)
+    Journal(out).started("tiny-random-s0")
+    assert (theirs.read_text(), (tmp_path / "new").exists()) == ("theirs\n", False)
+    assert [json.loads(line)["event"] for line in journal.read_text().splitlines()] == ["begun", "started"]
 
 
 def test_watching_looks_again_until_nothing_runs(
