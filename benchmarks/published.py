@@ -26,6 +26,7 @@ from sim.workload import Workload
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "published"
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "published.md"
+CLOSE, FEW, NOTHING = 1.05, 16, "nothing fits"
 _BEGIN, _END = "<!-- table -->", "<!-- end of table -->"
 
 
@@ -79,7 +80,7 @@ def rows(path: Path) -> Iterator[Row]:
                 gpus,
                 concurrency,
                 name(gpus // dp, dp, ep, 1) + ("" if theirs else ", does not fit"),
-                _name_of(ours.strategy) if ours else "nothing fits",
+                _name_of(ours.strategy) if ours else NOTHING,
                 ours.tokens_per_s_per_gpu / theirs.tokens_per_s_per_gpu if ours and theirs else None,
             )
 
@@ -127,16 +128,24 @@ def _name_of(strategy: Strategy) -> str:
 
 
 def table(found: list[Row]) -> str:
-    """The rows in Markdown, and a line that sums them up."""
+    """The rows in Markdown, and a paragraph that sums them up."""
     header = ["entry", "prompt/answer", "GPUs", "in flight", "theirs", "ours", "gain"]
     lines = [header, ["---"] * len(header), *(row.cells() for row in found)]
-    compared = [row for row in found if row.gain is not None]
-    agree = sum(row.theirs == row.ours for row in compared)
-    close = sum(row.gain is not None and row.gain < 1.05 for row in compared)
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    gains = [(row, row.gain) for row in found if row.gain is not None]
+
+    def close(of: list[float]) -> str:
+        return f"{sum(gain < CLOSE for gain in of)} of {len(of)}"
+
+    kinds = ((kind, [gain for row, gain in gains if row.theirs.startswith(kind)]) for kind in ("TP", "TEP", "DEP"))
+    few = [gain for row, gain in gains if row.concurrency <= FEW]
     return (
-        f"{text}\n\nOf {len(found)} published points {len(compared)} fit into memory by our figures. On {agree} of\n"
-        f"these our optimum is their layout, on {close} it is less than 5 % faster."
+        f"{text}\n\nOf {len(found)} published points {len(gains)} fit into memory by our figures. On "
+        f"{sum(row.theirs == row.ours for row, _ in gains)} of\nthese our optimum is their layout, on "
+        f"{close([gain for _, gain in gains])} it is less than 5 % faster: "
+        f"{', '.join(f'{kind} {close(of)}' for kind, of in kinds)};\nat up to {FEW} requests in flight {close(few)}, "
+        f"none beyond {max(few):.2f} times. Ours has a pipeline at {sum('PP' in row.ours for row in found)} points,\n"
+        f"nothing fits at {sum(row.ours == NOTHING for row in found)}."
     )
 
 

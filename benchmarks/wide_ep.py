@@ -120,17 +120,21 @@ def _at(workload: Workload, gpus: int, batch: int) -> Evaluation:
     return evaluate(workload, Strategy(1, gpus, 1, batch, megatron_dims(workload.model), dp=gpus))
 
 
+def table(found: list[Row]) -> str:
+    """The rows in Markdown."""
+    lines = [_HEAD, ("---",) * len(_HEAD), *(row.texts() for row in found)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def main() -> None:
     """Prints the table; with --write, into the page too."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write it into docs/evidence/published.md")
-    found = list(rows())
-    lines = [_HEAD, ("---",) * len(_HEAD), *(row.texts() for row in found)]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    print(table)
+    text = table(list(rows()))
+    print(text)
     if parser.parse_args().write:
         head, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
-        PAGE.write_text(f"{head}{_BEGIN}\n{table}\n{_END}{rest.partition(_END)[2]}", encoding="utf-8")
+        PAGE.write_text(f"{head}{_BEGIN}\n{text}\n{_END}{rest.partition(_END)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 
@@ -130,3 +131,23 @@ def test_every_key_of_the_reference_has_a_text() -> None:
 def test_pictures_of_layers_are_what_the_command_draws(name: str, tmp_path: Path) -> None:
     app(["explain", *DRAWN[name].split(), "--out", str(tmp_path / "drawn.svg")], standalone_mode=False)
     assert (tmp_path / "drawn.svg").read_bytes() == (CHECKOUT / "docs" / "img" / f"{name}.svg").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["published", "wide_ep"])
+def test_tables_of_published_deployments_are_what_their_benchmarks_print(name: str) -> None:
+    page = (CHECKOUT / "docs/evidence/published.md").read_text(encoding="utf-8")
+    benchmark = runpy.run_path(str(CHECKOUT / "benchmarks" / f"{name}.py"))
+    shown = page.partition(benchmark["_BEGIN"])[2].partition(benchmark["_END"])[0].strip()
+    if name == "wide_ep":
+        assert shown == benchmark["table"](list(benchmark["rows"]()))
+        return
+    for entry in ("minimaxm2_5_fp8_h100_vllm_8k1k", "dsr1_b200_trt_8k1k", "qwen3_5_fp4_mi355x_sglang_8k1k"):  # of 100
+        found = benchmark["table"](list(benchmark["rows"](benchmark["CONFIGS"] / f"{entry}.toml")))
+        assert "\n".join(found.split("\n\n")[0].splitlines()[2:]) in shown
+    lines = [line.strip("| ").split(" | ") for line in shown.split("\n\n")[0].splitlines()[2:]]
+    rows = [
+        benchmark["Row"](*cells[:2], int(cells[2]), int(cells[3]), *cells[4:6], None if gain == "-" else float(gain))
+        for *cells, gain in lines
+    ]
+    assert sum("PP" in row.ours for row in rows) < 10  # of points where nobody ran one
+    assert benchmark["table"](rows).split("\n\n")[1].splitlines()[0] in shown

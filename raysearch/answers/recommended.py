@@ -87,12 +87,12 @@ class RecommendationResult(Result):
         if question.weights == ANY_FORMAT:
             formats = compared_formats(question, asked, progress)
             question = formats[0].question
-        demand, compared = asked(question), list[ServingForm]()
+        demand, compared, near = asked(question), list[ServingForm](), None
         if forms == "all" and compares_forms(demand):
             compared = compared_forms(question, asked, progress)
-            question = replace(question, **compared[0].changes)
+            question, near = replace(question, **compared[0].changes), compared[0].answer
             demand = asked(question)
-        answer = recommended(demand, progress, found)
+        answer = recommended(demand, progress, found, near)
         if answer.winner is None and demand.usual:
             progress("the same without limits that nobody gave")
             answer = recommended(asked(question, usual=False), progress, found)

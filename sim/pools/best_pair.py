@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sim.optimum.exact_search import Known, find_bests
@@ -21,6 +22,8 @@ from sim.pools.handover import Link, request_cache_bytes
 from sim.pools.matching import RATE_ROUNDING, Limits, Matched, as_predicted, best_match
 from sim.pools.traffic import Traffic, requests_per_s, workload_of
 from sim.serving.phases import phase_of
+from sim.simulate import evaluate
+from sim.strategy import Strategy
 from sim.workload import EVEN_ODDS, Workload
 
 PHASES = ("prefill", "decode")
@@ -66,6 +69,12 @@ class PoolOptions:
         found = find_bests(space_of(self._within(latest_s)), 1, self.worth, known=self._known)
         return self.worth(found[0].tokens_per_s_per_gpu, found[0].gpus) if found else 0.0
 
+    def only(self, strategy: Strategy) -> tuple[Replica, ...]:
+        """The replica of one strategy; none where it has no room or is not among those that are searched."""
+        found = evaluate(self.workload, strategy)
+        inside = found.feasible and not space_of(self.workload).outside(strategy)
+        return (replica_of(self.workload, self.traffic, found),) if inside else ()
+
     def within(self, latest_s: float, least: float) -> tuple[Replica, ...]:
         """Of each degrees the fastest replica within a latency, those worth so much at least."""
         asked, found = self._found.get(latest_s, (math.inf, ()))
@@ -100,14 +109,21 @@ class _Cell:
 
 
 class PairSearch:
-    """Looks for the best pair within limits.
+    """Looks for the best pair within limits, beginning with one whose strategies are given.
 
     Attributes:
         best: The best pair so far.
     """
 
     def __init__(
-        self, workload: Workload, traffic: Traffic, limits: Limits, *, hidden: float = 0.0, free_transfer: bool = False
+        self,
+        workload: Workload,
+        traffic: Traffic,
+        limits: Limits,
+        *,
+        hidden: float = 0.0,
+        free_transfer: bool = False,
+        begin: Sequence[Strategy] = (),
     ) -> None:
         anyhow = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf, confidence=EVEN_ODDS)
         self.limits = as_predicted(workload, limits)
@@ -120,6 +136,8 @@ class PairSearch:
             for same_node in (True, False)
         )
         self._tops = (0.0, 0.0)
+        if begin:
+            self._offer(self._match(*(pool.only(each) for pool, each in zip(self._pools, begin, strict=True))))
 
     def run(self) -> Matched | None:
         """The exact best pair; None where none keeps the limits."""
@@ -210,7 +228,13 @@ def _parts(cell: _Cell) -> list[tuple[tuple[float, float], tuple[float, float]]]
 
 
 def best_pair(
-    workload: Workload, traffic: Traffic, limits: Limits, *, hidden: float = 0.0, free_transfer: bool = False
+    workload: Workload,
+    traffic: Traffic,
+    limits: Limits,
+    *,
+    hidden: float = 0.0,
+    free_transfer: bool = False,
+    begin: Sequence[Strategy] = (),
 ) -> Matched | None:
     """The exact best prefill and decode pool over all strategies, batches and numbers of replicas.
 
@@ -220,8 +244,10 @@ def best_pair(
         limits: To be kept.
         hidden: Share of the cache's transfer that hides behind the prompt's computing.
         free_transfer: Whether the transfer costs nothing at all.
+        begin: Strategies of a prefill and a decode pool that may be good, such as those of a similar question: what is
+            worse than they is passed by.
 
     Returns:
         None where none keeps the limits.
     """
-    return PairSearch(workload, traffic, limits, hidden=hidden, free_transfer=free_transfer).run()
+    return PairSearch(workload, traffic, limits, hidden=hidden, free_transfer=free_transfer, begin=begin).run()

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.fleet import best_first, gain, needed_gpus
+from raysearch.deploy.recommend.fleet import best_first, fleet_worth, gain, largest_batch, needed_gpus
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import Known
+from sim.serving.confidence import ROUNDING
 from sim.simulate import evaluate
 from sim.step.stage import needed_and_allowed_bytes
 
@@ -37,7 +38,13 @@ def alternatives(demand: Demand, bests: Sequence[Evaluation], known: Known) -> l
     if demand.concurrency is not None:
         others = list(bests[1:])
     else:
-        found = [other for wish in _wishes(demand, best) for other in best_first(wish, 1, known)]
+        least = _LEAST * (1 - ROUNDING) * fleet_worth(demand, best.tokens_per_s_per_gpu, best.gpus)
+        found = [
+            other
+            for wish in _wishes(demand, best)
+            for near in [largest_batch(wish, evaluate(wish.workload, best.strategy))]
+            for other in best_first(wish, 1, known, [near] if near else [], least)
+        ]
         others = [evaluate(demand.workload, other.strategy) for other in found]
         others.sort(key=lambda other: -gain(demand, other, best))
     listed = [best]

@@ -14,7 +14,7 @@ from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
 from sim.serving.confidence import slower
 from sim.serving.phases import phase_of
-from sim.workload import EVEN_ODDS, Workload
+from sim.workload import EVEN_ODDS, Workload, coarse_steps
 
 FormName = Literal["aggregated", "disaggregated"]
 """Replicas that do both, or pools of their own for prompts and answers."""
@@ -124,6 +124,13 @@ class Demand:
     def unloaded(self) -> Demand:
         """The same demand without its load: how to fill the GPUs at hand."""
         return replace(self, requests_per_s=None, concurrency=None)
+
+    @property
+    def over_few_batches(self) -> Demand:
+        """The same over batches that are powers of two and half way between them."""
+        degrees = self.workload.degrees
+        few = tuple(batch for batch in coarse_steps(4096) if batch in degrees.batch)
+        return self.under(degrees=replace(degrees, batch=few)) if few else self
 
     def under(self, **changes: Any) -> Demand:
         """The same demand of a workload with other fields."""

@@ -166,7 +166,7 @@ EVERY = 10**6
 
 
 def best_first(
-    demand: Demand, count: int, known: Known | None = None, among: Sequence[Evaluation] = ()
+    demand: Demand, count: int, known: Known | None = None, among: Sequence[Evaluation] = (), least: float = 0.0
 ) -> tuple[Evaluation, ...]:
     """The best strategies of different degrees, the best first; those that cannot carry the load are left out.
 
@@ -179,9 +179,10 @@ def best_first(
         known: As of `sim.optimum.exact_search.find_best`.
         among: Strategies under the demand. Where one is asked for, what is worth less than the best of them that is
             feasible and in the space is passed by.
+        least: A worth below which nothing is looked for.
     """
     if demand.concurrency is None:
-        return _by_worth(demand, count, known, among if count == 1 else ())
+        return _by_worth(demand, count, known, among if count == 1 else (), least)
     fewest = [_of_fewest_replicas(demand, each) for each in _by_worth(demand, EVERY, known)]
     enough = [each for each in fewest if needed_gpus(demand, each) <= demand.gpus]
     return tuple(sorted(enough, key=lambda each: (needed_gpus(demand, each), -each.tokens_per_s_per_gpu))[:count])
@@ -208,7 +209,7 @@ def _of_fewest_replicas(demand: Demand, fastest: Evaluation) -> Evaluation:
 
 
 def _by_worth(
-    demand: Demand, count: int, known: Known | None, among: Sequence[Evaluation] = ()
+    demand: Demand, count: int, known: Known | None, among: Sequence[Evaluation] = (), least: float = 0.0
 ) -> tuple[Evaluation, ...]:
     def score(tokens_per_s_per_gpu: float, gpus: int) -> float:
         return fleet_worth(demand, tokens_per_s_per_gpu, gpus)
@@ -216,7 +217,7 @@ def _by_worth(
     space = space_of(demand.workload)
     inside = [each for each in among if each.feasible and not space.outside(each.strategy)]
     reached = max((score(each.tokens_per_s_per_gpu, each.gpus) for each in inside), default=0.0)
-    return find_bests(space, count, score, known=known, reached=reached)
+    return find_bests(space, count, score, known=known, reached=max(reached, least))
 
 
 def largest_batch(demand: Demand, evaluation: Evaluation) -> Evaluation | None:

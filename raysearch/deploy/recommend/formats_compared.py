@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 
 from raysearch.base.errors import InputError
-from raysearch.base.file_io import degrees_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.pool_pairs import pools_text
 from raysearch.deploy.recommend.recommendation import Recommendation, best_alone
 from sim.config.question import Question
 from sim.engines.engine_registry import charged_rules
@@ -30,27 +28,14 @@ class FormatChoice:
     question: Question
     answer: Recommendation
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Of the form that serves most; 0 where nothing is feasible."""
-        fleets = [each.fleet.tokens_per_s for each in self.answer.options]
-        return max([*fleets, *([self.answer.pair.tokens_per_s] if self.answer.pair else []), 0.0])
-
-    @property
-    def strategy_text(self) -> str:
-        """What would be run."""
-        if self.answer.winner == "disaggregated" and self.answer.pair:
-            return pools_text(self.answer.pair.matched)
-        return degrees_text(self.answer.options[0].evaluation.strategy) if self.answer.options else "nothing fits"
-
     def to_dict(self) -> JsonObject:
         """As JSON has it."""
         return {
             "weights": self.question.weights,
             "kv_cache": self.question.kv_cache,
             "form": self.answer.winner,
-            "tokens_per_s": self.tokens_per_s,
-            "strategy": self.strategy_text,
+            "tokens_per_s": self.answer.tokens_per_s,
+            "strategy": self.answer.strategy_text,
         }
 
 
@@ -81,19 +66,19 @@ def compared_formats(
             progress(f"weights {weights}, KV cache {kv_cache}")
             other = replace(question, weights=weights, kv_cache=kv_cache)
             found.append(FormatChoice(other, best_alone(asked(other))))
-    return sorted(found, key=lambda each: -each.tokens_per_s)
+    return sorted(found, key=lambda each: -each.answer.tokens_per_s)
 
 
 def formats_table(choices: Sequence[FormatChoice]) -> Table:
     """All of them beside each other."""
-    best, gpus = choices[0].tokens_per_s, choices[0].answer.demand.gpus
+    best, gpus = choices[0].answer.tokens_per_s, choices[0].answer.demand.gpus
     rows = [
         (
             f"{each.question.weights}",
             f"{each.question.kv_cache}",
-            f"{each.tokens_per_s / gpus:,.1f}",
-            f"{each.tokens_per_s / best - 1:+.1%}" if best else "-",
-            each.strategy_text,
+            f"{each.answer.tokens_per_s / gpus:,.1f}",
+            f"{each.answer.tokens_per_s / best - 1:+.1%}" if best else "-",
+            each.answer.strategy_text,
         )
         for each in choices
     ]

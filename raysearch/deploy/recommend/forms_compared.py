@@ -8,19 +8,18 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from raysearch.base.file_io import degrees_text
 from raysearch.base.rich_tables import plain_table
-from raysearch.deploy.recommend.demand import Demand, FormName
+from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, fleet_of
-from raysearch.deploy.recommend.pool_pairs import Disaggregated, best_disaggregated, pools_text
-from raysearch.deploy.recommend.recommendation import Option, best_alone
+from raysearch.deploy.recommend.pool_pairs import best_disaggregated
+from raysearch.deploy.recommend.recommendation import Option, Recommendation, best_alone
 from sim.config.question import Question
 from sim.engines.engine_registry import charged_rules
 from sim.json_object import JsonObject
 from sim.layers.model import Model
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate
-from sim.workload import Workload, coarse_steps
+from sim.workload import Workload
 
 FormsCompared = Literal["all", "usual"]
 """Whether others are looked at than the one that an engine starts in."""
@@ -37,23 +36,24 @@ _MOST_DRAFTS = 3
 
 @dataclass(frozen=True)
 class ServingForm:
-    """A way to serve, with the best strategies of a coarse search: over few batches.
+    """A way to serve.
 
     Attributes:
         name: In the field's words.
         changes: What it changes of the question.
-        tokens_per_s: Of all GPUs at hand, by the pools or the replicas that serve more; 0 where nothing is feasible.
-        winner: Which of these.
-        strategy_text: What would be run.
+        answer: The best strategies of a coarse search: over few batches.
         share: By which tokens/s may differ in 90 % of cases for what drafts may hold; 0 without drafts.
     """
 
     name: str
     changes: Changes
-    tokens_per_s: float
-    winner: FormName | None
-    strategy_text: str
+    answer: Recommendation
     share: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all GPUs at hand."""
+        return self.answer.tokens_per_s
 
     def to_dict(self, gpus: int) -> JsonObject:
         """As JSON has it, of so many GPUs at hand."""
@@ -62,22 +62,24 @@ class ServingForm:
             "changes": dict(self.changes),
             "tokens_per_s_per_gpu_at_hand": self.tokens_per_s / gpus,
             "acceptance_interval": [self.tokens_per_s / gpus * (1 + sign * self.share) for sign in (-1, 1)],
-            "form": self.winner,
-            "strategy": self.strategy_text,
+            "form": self.answer.winner,
+            "strategy": self.answer.strategy_text,
         }
 
 
 def compares_forms(demand: Demand) -> bool:
-    """Whether a model's checkpoint drafts for itself and its engine computes prompts and answers, without a load."""
+    """Whether a checkpoint drafts for itself, its engine computes prompts and answers, and no number is in flight."""
     workload = demand.workload
     drafts = bool(workload.model.mtp_layers) and charged_rules(workload) is not None
-    return drafts and phase_of(workload).mixes and not demand.loaded
+    return drafts and phase_of(workload).mixes and demand.concurrency is None
 
 
 def compared_forms(
     question: Question, asked: Callable[[Question], Demand], progress: Callable[[str], None]
 ) -> list[ServingForm]:
     """Every form that the question leaves open: those of experts, then drafts with the best of them.
+
+    A load is carried by the fewest GPUs in the form in which each serves most.
 
     The first is what to run: the one that serves most, or as the engine starts where that is 1 % at most.
 
@@ -86,23 +88,24 @@ def compared_forms(
         asked: What is asked of a question.
         progress: Called with what is being worked out.
     """
-    usual = asked(question)
+    usual = asked(question).unloaded
     progress("forms: as engines start")
-    coarse = best_alone(_coarse(usual))
-    chunk, among = coarse.demand.workload.chunk_tokens, [each.evaluation for each in coarse.options]
-    found = [_form("as engines start", {}, usual, coarse.pair, coarse.options)]
-    progress(f"so far {found[0].tokens_per_s / usual.gpus:,.1f} tokens/s/GPU: {found[0].strategy_text}")
+    coarse = best_alone(usual.over_few_batches, progress)
+    found = [_form("as engines start", {}, coarse)]
     replicas = coarse.options[0].fleet.tokens_per_s if coarse.options else 0.0
     pools = coarse.pair.tokens_per_s if coarse.pair else 0.0
 
     def tried(name: str, changes: Changes) -> ServingForm:
         progress(f"forms: {name}")
-        demand = asked(replace(question, **changes))
-        coarse = _coarse(demand).under(chunk_tokens=chunk)
-        pair = best_disaggregated(coarse) if coarse.chooses_form and pools * _FAR >= replicas else None
-        alike = [evaluate(coarse.workload, each.strategy) for each in among]
-        bests = best_first(coarse, 1, {}, alike) if replicas * _FAR >= pools and demand.only != "disaggregated" else ()
-        return _form(name, changes, demand, pair, [Option(each, fleet_of(coarse, each), "", "") for each in bests])
+        demand = asked(replace(question, **changes)).unloaded
+        few = demand.over_few_batches.under(chunk_tokens=coarse.demand.workload.chunk_tokens)
+        begin = next((each.answer.pair.strategies for each in found[::-1] if each.answer.pair), ())
+        pair = best_disaggregated(few, begin) if few.chooses_form and pools * _FAR >= replicas else None
+        alike = [evaluate(few.workload, each.evaluation.strategy) for each in coarse.options]
+        apart = pools > replicas * _FAR or demand.only == "disaggregated"
+        bests = [each for each in alike if each.feasible] if apart else best_first(few, 1, {}, alike)
+        options = [Option(each, fleet_of(few, each), "", "") for each in bests]
+        return _form(name, changes, Recommendation(few, tuple(options), None, {}, (), (), None, pair))
 
     for name, changes in _of_experts(question, usual.workload):
         found.append(tried(name, changes))
@@ -145,25 +148,9 @@ def _spare(model: Model) -> int:
     return max(1, model.experts // _SPARE_SHARE)
 
 
-def _coarse(demand: Demand) -> Demand:
-    """The same over batches that are powers of two and half way between them."""
-    degrees = demand.workload.degrees
-    few = tuple(batch for batch in coarse_steps(4096) if batch in degrees.batch)
-    return demand.under(degrees=replace(degrees, batch=few)) if few else demand
-
-
-def _form(
-    name: str, changes: Changes, demand: Demand, pair: Disaggregated | None, options: Sequence[Option]
-) -> ServingForm:
-    speculation = demand.workload.speculation
-    share = speculation.spread if speculation else 0.0
-    if pair and (not options or pair.tokens_per_s > options[0].fleet.tokens_per_s):
-        return ServingForm(name, changes, pair.tokens_per_s, "disaggregated", pools_text(pair.matched), share)
-    if not options:
-        return ServingForm(name, changes, 0.0, None, "nothing fits", share)
-    best = options[0]
-    words = degrees_text(best.evaluation.strategy)
-    return ServingForm(name, changes, best.fleet.tokens_per_s, "aggregated", words, share)
+def _form(name: str, changes: Changes, answer: Recommendation) -> ServingForm:
+    speculation = answer.demand.workload.speculation
+    return ServingForm(name, changes, answer, speculation.spread if speculation else 0.0)
 
 
 def forms_table(forms: Sequence[ServingForm], gpus: int) -> Table:
@@ -174,7 +161,7 @@ def forms_table(forms: Sequence[ServingForm], gpus: int) -> Table:
             each.name,
             f"{each.tokens_per_s / gpus:,.1f}" + (f" ±{each.share:.0%}" if each.share else ""),
             f"{each.tokens_per_s / best - 1:+.1%}" if best else "-",
-            each.strategy_text,
+            each.answer.strategy_text,
         )
         for each in forms
     ]

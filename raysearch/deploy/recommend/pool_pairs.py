@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from raysearch.base.file_io import degrees_text
@@ -12,6 +13,7 @@ from sim.pools.best_pair import PHASES, best_pair
 from sim.pools.candidates import Replica
 from sim.pools.matching import Limits, Matched
 from sim.pools.traffic import Traffic, TrafficKind, workload_of
+from sim.strategy import Strategy
 from sim.workload import Workload
 
 
@@ -40,6 +42,11 @@ class Disaggregated:
         return {"prefill": (matched.prefill, matched.prefills), "decode": (matched.decode, matched.decodes)}
 
     @property
+    def strategies(self) -> tuple[Strategy, Strategy]:
+        """Of a prefill and of a decode replica."""
+        return self.matched.prefill.evaluation.strategy, self.matched.decode.evaluation.strategy
+
+    @property
     def tokens_per_s_per_gpu(self) -> float:
         """Of the GPUs that it takes."""
         return self.tokens_per_s / self.matched.gpus
@@ -62,14 +69,19 @@ def _rates_per_s(replica: Replica, count: int) -> tuple[float, float]:
     return rate * time_s / high_s, rate * time_s / low_s
 
 
-def best_disaggregated(demand: Demand) -> Disaggregated | None:
-    """The exact best pair of pools, or under a load the fewest GPUs found; None where none keeps the limits."""
+def best_disaggregated(demand: Demand, begin: Sequence[Strategy] = ()) -> Disaggregated | None:
+    """The exact best pair of pools, or under a load the fewest GPUs found; None where none keeps the limits.
+
+    Args:
+        demand: What is asked.
+        begin: As of `sim.pools.best_pair.best_pair`, which no load takes.
+    """
     workload = demand.workload
     if demand.under_traffic:
         load = pair_load(demand, traffic_of(workload))
         return load and replace(disaggregated(workload, load.matched, demand.gpus, traffic_of(workload)), load=load)
     limits = Limits(demand.gpus, workload.tpot_limit_s, workload.ttft_limit_s)
-    found = best_pair(workload, traffic_of(workload), limits)
+    found = best_pair(workload, traffic_of(workload), limits, begin=begin)
     return None if found is None else disaggregated(workload, found, demand.gpus, traffic_of(workload))
 
 

@@ -6,19 +6,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from raysearch.base.file_io import degrees_text
 from raysearch.deploy.recommend.alternatives import alternatives, reason
 from raysearch.deploy.recommend.demand import Demand, FormName
-from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_of, gain
+from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_of, gain, largest_batch
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
 from raysearch.deploy.recommend.load_replay import LoadReplay, with_report
 from raysearch.deploy.recommend.load_search import LoadProof, carrying
-from raysearch.deploy.recommend.pool_pairs import Disaggregated, ahead_by, best_disaggregated
+from raysearch.deploy.recommend.pool_pairs import Disaggregated, ahead_by, best_disaggregated, pools_text
 from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import Known
 from sim.pools.best_pools import chunked
 from sim.serving.phases import phase_of
+from sim.simulate import evaluate
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,20 @@ class Recommendation:
         return "aggregated" if self.options else None
 
     @property
+    def tokens_per_s(self) -> float:
+        """Of the form that serves most, on the GPUs at hand; 0 where nothing is feasible."""
+        return max(
+            [0.0, *(each.fleet.tokens_per_s for each in self.options), *([self.pair.tokens_per_s] if self.pair else [])]
+        )
+
+    @property
+    def strategy_text(self) -> str:
+        """What would be run."""
+        if self.pair and self.winner == "disaggregated":
+            return pools_text(self.pair.matched)
+        return degrees_text(self.options[0].evaluation.strategy) if self.options else "nothing fits"
+
+    @property
     def _held(self) -> bool:
         """Whether any aggregated deployment is feasible, and carries the load if there is one."""
         return bool(self.options) and not (self.demand.under_traffic and self.options[0].load is None)
@@ -105,6 +121,7 @@ def recommended(
     demand: Demand,
     progress: Callable[[str], None] = lambda _: None,
     found: Callable[[Recommendation], None] = lambda _: None,
+    near: Recommendation | None = None,
 ) -> Recommendation:
     """Answers a demand exactly: every strategy of the engine's space and every batch are accounted for.
 
@@ -113,14 +130,17 @@ def recommended(
         progress: Called with what is being worked out.
         found: Given the best as soon as it is known, before what stands beside it is worked out; not called where
             nothing is feasible.
+        near: Of a similar demand, such as one over few batches: its strategies are tried first.
     """
     progress("the engine's best")
-    demand, known = _with_best_chunk(demand)
-    pair = best_disaggregated(demand) if demand.chooses_form else None
+    pair = (
+        best_disaggregated(demand, near.pair.strategies if near and near.pair else ()) if demand.chooses_form else None
+    )
     if pair and demand.only:
         alone = Recommendation(demand, (), None, {}, (), (), None, pair)
         found(alone)
         return alone
+    demand, known = _with_best_chunk(demand, near)
     even = next(iter(best_first(demand.at_even_odds, 1, known)), None) if demand.guarded else None
     bests = best_first(demand, 1 if demand.concurrency is None else EVERY, known)
     if not bests or demand.only == "disaggregated":
@@ -161,29 +181,52 @@ def recommended(
     return Recommendation(demand, tuple(options), even, beside, varied, tuple(front(demand, known)), None, pair, proof)
 
 
-def best_alone(demand: Demand) -> Recommendation:
-    """The best of each form under a demand without a load, and nothing beside it."""
-    demand, known = _with_best_chunk(demand)
+def best_alone(demand: Demand, progress: Callable[[str], None] = lambda _: None) -> Recommendation:
+    """The best of each form under a demand without a load, and nothing beside it.
+
+    Args:
+        demand: What is asked.
+        progress: Told of the pools that were found before replicas are looked for.
+    """
     pair = best_disaggregated(demand) if demand.chooses_form else None
+    if pair:
+        progress(f"so far {pair.tokens_per_s / demand.gpus:,.1f} tokens/s/GPU: {pools_text(pair.matched)}")
+    demand, known = _with_best_chunk(demand)
     bests = [] if demand.only == "disaggregated" else best_first(demand, 1, known)
     options = (Option(each, fleet_of(demand, each), binding_limit(demand, each), "") for each in bests)
     return Recommendation(demand, tuple(options), None, {}, (), (), None, pair)
 
 
-def _with_best_chunk(demand: Demand) -> tuple[Demand, Known]:
+def _with_best_chunk(demand: Demand, near: Recommendation | None = None) -> tuple[Demand, Known]:
     """The demand with prompts whole or in the chunks with which the best strategy serves most, and what was found out.
 
-    A chunk that is given stays.
+    A chunk that is given stays. Good strategies are found over few batches first, so that fewer are looked into.
+
+    Args:
+        demand: What is asked.
+        near: As of `recommended`: its chunk and strategies are tried first.
     """
     workload, known = demand.workload, Known()
     if not engine_rules_of(workload) or not phase_of(workload).mixes or demand.concurrency or demand.under_traffic:
         return demand, known
+    chunks: dict[int | None, tuple[Demand, Known]] = {
+        each.chunk_tokens: (replace(demand, workload=each), {}) for each in chunked(workload)
+    }
+    first, begin = next(iter(chunks)), ()
+    if near and near.options:
+        first = near.demand.workload.chunk_tokens
+        begin = tuple(evaluate(chunks[first][0].workload, each.evaluation.strategy) for each in near.options)
+    elif len(chunks) > 1:
+        for chunk, (each, own) in chunks.items():
+            found = best_first(each.over_few_batches, 1, own, begin)
+            if found and (not begin or gain(demand, found[0], begin[0]) > 0):
+                first, begin = chunk, found
+    among = [larger for each in begin if (larger := largest_batch(chunks[first][0], each))]
     best: tuple[Evaluation, ...] = ()
-    for each in chunked(workload):
-        own: Known = {}
-        found = best_first(replace(demand, workload=each), 1, own, best)
+    for each, own in [chunks[first], *(chunks[chunk] for chunk in chunks if chunk != first)]:
+        found = best_first(each, 1, own, best or among)
         if not best or (found and gain(demand, found[0], best[0]) > 0):
-            best, workload, known = found or best, each if found else workload, own if found else known
+            best, workload, known = found or best, each.workload if found else workload, own if found else known
     return replace(demand, workload=workload), known
 
 

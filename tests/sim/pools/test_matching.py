@@ -69,6 +69,19 @@ def test_the_best_pair_is_that_of_brute_force(served: Workload, limits: Limits, 
     assert found.gpus <= gpus
 
 
+@pytest.mark.parametrize("limits", [TIGHT, LOOSE], ids=["tight", "loose"])
+def test_the_best_pair_is_the_same_whatever_it_begins_with(served: Workload, limits: Limits) -> None:
+    best = best_pair(served, TRAFFIC, limits)
+    assert best is not None
+    own = best.prefill.evaluation.strategy, best.decode.evaluation.strategy
+    poor = (
+        feasible(workload_of(TRAFFIC, served, "prefill"))[0][0],
+        feasible(workload_of(TRAFFIC, served, "decode"))[0][0],
+    )
+    for begin in (own, poor, tuple(replace(each, batch=3) for each in own)):  # of which the last are not in the space
+        assert best_pair(served, TRAFFIC, limits, begin=begin) == best
+
+
 def test_a_load_takes_the_fewest_gpus(served: Workload) -> None:
     full = best_pair(served, TRAFFIC, LOOSE)
     assert full is not None

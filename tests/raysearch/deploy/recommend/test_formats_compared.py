@@ -17,13 +17,13 @@ def test_any_weights_are_those_published_and_the_answer_has_the_fastest() -> Non
     found = rs.recommend(asked, top=1, only="aggregated")
     pairs = [(each.question.weights, each.question.kv_cache) for each in found.formats]
     assert sorted(pairs) == [(weights, cache) for weights in ("bf16", "fp8_block") for cache in ("bf16", "fp8")]
-    rates = [each.tokens_per_s for each in found.formats]
+    rates = [each.answer.tokens_per_s for each in found.formats]
     assert rates == sorted(rates, reverse=True)
     assert (found.question.weights, found.question.kv_cache) == pairs[0] == ("fp8_block", "fp8")
     assert found.answer.options[0].fleet.tokens_per_s == pytest.approx(rates[0])
     alone = rs.recommend(replace(asked, weights="bf16", kv_cache="fp8"), top=1, only="aggregated")
     (bf16,) = (each for each in found.formats if (each.question.weights, each.question.kv_cache) == ("bf16", "fp8"))
-    assert bf16.tokens_per_s == pytest.approx(alone.answer.options[0].fleet.tokens_per_s)
+    assert bf16.answer.tokens_per_s == pytest.approx(alone.answer.options[0].fleet.tokens_per_s)
     assert [each["weights"] for each in found.to_dict()["formats"]] == [weights for weights, _ in pairs]
     assert "Published formats" in str(found)
     named = rs.recommend(replace(asked, kv_cache="bf16"), top=1, only="aggregated")

@@ -47,9 +47,12 @@ def test_drafts_win_where_a_user_is_to_be_fast_and_say_how_sure_that_is(forms: l
     assert forms_table(forms, 8).row_count == len(forms)
 
 
-def test_what_a_question_names_stays_and_models_without_drafts_of_their_own_are_not_asked() -> None:
+def test_what_a_question_names_stays_and_forms_are_compared_for_checkpoints_that_draft_with_a_load_or_without() -> None:
     fixed = replace(ASKED, draft_tokens=1, redundant_experts=0, expert_exchange="all_gather")
     (alone,) = compared_forms(fixed, asked, lambda _: None)
     assert alone.changes == {}
-    assert compares_forms(asked(ASKED))
+    (loaded,) = compared_forms(fixed, lambda each: replace(asked(each), requests_per_s=4.0), lambda _: None)
+    assert loaded.tokens_per_s == alone.tokens_per_s  # what the GPUs serve without it
+    assert compares_forms(replace(asked(ASKED), requests_per_s=4.0))
+    assert not compares_forms(replace(asked(ASKED), concurrency=64))
     assert not compares_forms(asked(replace(ASKED, model="qwen3_32b")))
