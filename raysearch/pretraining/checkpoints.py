@@ -11,6 +11,9 @@ from raysearch.base.errors import InputError
 from raysearch.base.file_io import write_bytes
 from sim.config.reading import parse_json
 
+_LARGEST_BYTES = 512 * 1024**2
+"""[assumed] That of the widest network has a third."""
+
 
 def keep(path: Path, step: int, model: Any, optimizer: Any) -> None:
     """Writes a model and its optimiser as of a step."""
@@ -31,6 +34,8 @@ def restored(path: Path, model: Any, optimizer: Any, schedule: Any) -> int:
     if not path.is_file():
         return 0
     try:
+        if (size := path.stat().st_size) > _LARGEST_BYTES:
+            raise ValueError(f"it has {size:,} bytes, more than any")
         with safe_open(path, framework="pt") as file:
             about = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 no dictionary

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -29,6 +30,8 @@ _LEAST_GAIN = 0.05
 """[assumed] Added to the largest gain of a state, in whose units all are: so late states count, too, and hopeless ones
 do not."""
 _SAVE_EVERY = 200
+_RLLIBS_ENV = "rllib-single-agent-env-v0"
+"""Under which RLlib registers the environment of any algorithm."""
 _JUDGED_AFTER = (1, 3, 5, 10, 15)
 Chooser = Callable[[TableSearch, np.random.Generator], int]
 States = tuple[NDArray[np.float16], NDArray[np.float16]]
@@ -137,7 +140,8 @@ def reinforced(
 ) -> Iterable[PolicyNetwork]:
     """Trains a network in place by PPO on whole searches; yields it after every iteration.
 
-    A run that was stopped goes on after its last iteration, with the optimiser's moments anew.
+    Each iteration begins with the weights of the one before and nothing else, its optimiser's moments anew: so a run
+    that was stopped ends as one that never was.
 
     Args:
         network: As it was imitated.
@@ -169,14 +173,12 @@ def reinforced(
         return
     words = json.loads(pretraining.model_dump_json())
     given = {"pretraining": words, "prior": str(prior), "tables": [str(path) for path in paths]}
-    layout = list(network.layout)
-    shape = {"layout": layout, "width": policy.width, "depth": policy.depth, "weights": str(_weights(folder, done))}
+    shape = {"layout": list(network.layout), "width": policy.width, "depth": policy.depth}
     config = (
         PPOConfig()
         .environment(SearchEpisodes, env_config=given)
         .env_runners(num_env_runners=processes if processes > 1 else 0, batch_mode="complete_episodes")
         .learners(num_learners=0, num_gpus_per_learner=int(torch.cuda.is_available()))
-        .rl_module(rl_module_spec=RLModuleSpec(module_class=PolicyModule, model_config=shape))
         .training(
             lr=policy.ppo_learning_rate,
             gamma=policy.discount,
@@ -191,11 +193,14 @@ def reinforced(
             minibatch_size=min(128, policy.calls_per_iteration),
             num_epochs=3,
         )
-        .debugging(seed=pretraining.seed + done)
     )
-    algorithm = config.build_algo()
-    try:
-        for number in range(done + 1, policy.iterations + 1):
+    for number in range(done + 1, policy.iterations + 1):
+        begun = {**shape, "weights": str(_weights(folder, number - 1))}
+        spec = RLModuleSpec(module_class=PolicyModule, model_config=begun)
+        own = config.copy(copy_frozen=False).rl_module(rl_module_spec=spec)
+        gymnasium.registry.pop(_RLLIBS_ENV, None)  # or the second would say that it takes the first one's name
+        algorithm = own.debugging(seed=pretraining.seed + number - 1).build_algo()
+        try:
             result = algorithm.train()
             log("return", float(result["env_runners"]["episode_return_mean"]), number)
             trained: Any = algorithm.get_module(DEFAULT_MODULE_ID)
@@ -203,11 +208,11 @@ def reinforced(
             learned = group.get_weights([DEFAULT_MODULE_ID])[DEFAULT_MODULE_ID]
             trained.set_state(learned)
             network.load_state_dict(trained.network.state_dict())
-            _write_weights(_weights(folder, number), network)
-            progress(number, policy.iterations)
-            yield network
-    finally:
-        algorithm.stop()
+        finally:
+            algorithm.stop()
+        _write_weights(_weights(folder, number), network)
+        progress(number, policy.iterations)
+        yield network
 
 
 def _weights(folder: Path, iteration: int) -> Path:

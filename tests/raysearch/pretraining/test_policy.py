@@ -353,6 +353,9 @@ def test_rllib_trains_a_policy_that_a_search_can_use_and_goes_on_with_it(
     made = dict(counted)
     assert pretrain_policy(str(tmp_path / "small.toml"), tmp_path, 1, no_bar) == header
     assert counted == made  # nothing was left to do
+    (tmp_path / "policy-0002.safetensors").rename(last := tmp_path / "straight")
+    pretrain_policy(str(tmp_path / "small.toml"), tmp_path, 1, no_bar)  # as after a stop
+    assert (tmp_path / "policy-0002.safetensors").read_bytes() == last.read_bytes()
     space = StrategySpace(load_workload("qwen3_235b_a22b_16k"))
     searcher = make_searcher("prior", space, seed=0, budget=1, policy=str(tmp_path / POLICY_FILE))
     action = searcher.ask(np.zeros((3, 16), np.float32))

@@ -225,6 +225,9 @@ def test_a_checkpoint_that_is_none_is_one_error(tmp_path: Path) -> None:
             path.write_bytes(content)
             with pytest.raises(InputError, match="delete it, and the same command trains again"):
                 train(8)
+        os.truncate(path, 3 * 10**9)  # takes no room on disk
+        with pytest.raises(InputError, match=r"more than any; delete it"):
+            train(8)
     path.write_bytes(whole)
     with pytest.raises(InputError, match="or of another network"):
         train(16)
