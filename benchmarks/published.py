@@ -1,17 +1,18 @@
 """Our optimum beside deployments that others tuned on the machine, on as many GPUs and with as many requests in flight.
 
-    python benchmarks/published.py                    # prints the table of docs/evidence/published.md
-    python benchmarks/published.py --write            # and writes it there
+    python benchmarks/published.py                    # prints the tables of docs/evidence/published.md
+    python benchmarks/published.py --write            # and writes them there, all points into published.csv
 
-Nothing is fitted to these: for each layout that they published, the exact best of what the engine can be told is found
-on as many GPUs at the same concurrency, and both are priced by our own figures.
+Nothing is fitted to these: for each published layout, the exact best of what the engine supports is found on as many
+GPUs at the same concurrency, and both are priced by our own figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +27,12 @@ from sim.workload import Workload
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "published"
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "published.md"
-CLOSE, FEW, NOTHING = 1.05, 16, "nothing fits"
+EVERY_POINT = PAGE.with_suffix(".csv")
+HEADER = ("entry", "prompt/answer", "GPUs", "in flight", "theirs", "ours", "gain")
 _BEGIN, _END = "<!-- table -->", "<!-- end of table -->"
+_LAYOUTS = ("TP", "TEP", "DEP")
+_LOADS = {"1 to 16": range(17), "17 to 64": range(17, 65), "more": range(65, 1 << 20)}
+_FAR = 1.10
 
 
 class Row(NamedTuple):
@@ -42,8 +47,8 @@ class Row(NamedTuple):
     gain: float | None
 
     def cells(self) -> list[str]:
-        """As the page has them."""
-        gain = "-" if self.gain is None else f"{self.gain:.2f}"
+        """As the page and the file have them."""
+        gain = "" if self.gain is None else f"{self.gain:.2f}"
         return [self.entry, self.lengths, str(self.gpus), str(self.concurrency), self.theirs, self.ours, gain]
 
 
@@ -65,7 +70,7 @@ def rows(path: Path) -> Iterator[Row]:
                 gpus=gpus,
                 batches="powers_of_two",
                 prompt_wait_steps=entry.get("prompt_wait_steps", 0),
-                **drafting(layout.get("draft_tokens", 0)),
+                **_speculation(layout.get("draft_tokens", 0)),
             ).load()
             if workload.engine and "memory_share" in layout:
                 memory = replace(workload.engine.memory, share=layout["memory_share"])
@@ -80,12 +85,12 @@ def rows(path: Path) -> Iterator[Row]:
                 gpus,
                 concurrency,
                 name(gpus // dp, dp, ep, 1) + ("" if theirs else ", does not fit"),
-                _name_of(ours.strategy) if ours else NOTHING,
+                _name_of(ours.strategy) if ours else "nothing fits",
                 ours.tokens_per_s_per_gpu / theirs.tokens_per_s_per_gpu if ours and theirs else None,
             )
 
 
-def drafting(tokens: int) -> dict[str, Any]:
+def _speculation(tokens: int) -> dict[str, Any]:
     """Fields of a question with so many tokens drafted per step by multi-token prediction."""
     return {"draft_tokens": tokens, "draft": "mtp"} if tokens else {}
 
@@ -118,7 +123,7 @@ def _only(space: Space, tp: int, dp: int, ep: int, pp: int, batch: int) -> Space
 
 
 def name(tp: int, dp: int, ep: int, pp: int) -> str:
-    """A layout as those say it who deploy; degrees where it has no name."""
+    """The name of a layout as operators know it; degrees where it has none."""
     named = layout_of(Strategy(tp, ep, pp, 1, (), dp=dp))
     return named or (f"TP{tp} EP{ep}" if dp == 1 else f"DP{dp} TP{tp} EP{ep}") + (f" PP{pp}" if pp > 1 else "")
 
@@ -127,35 +132,60 @@ def _name_of(strategy: Strategy) -> str:
     return name(strategy.tp, strategy.attention_dp, strategy.ep, strategy.pp)
 
 
-def table(found: list[Row]) -> str:
-    """The rows in Markdown, and a paragraph that sums them up."""
-    header = ["entry", "prompt/answer", "GPUs", "in flight", "theirs", "ours", "gain"]
-    lines = [header, ["---"] * len(header), *(row.cells() for row in found)]
-    text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-    gains = [(row, row.gain) for row in found if row.gain is not None]
+def summary(found: list[Row]) -> str:
+    """How near their layouts are to our optima, by layout and load, and the points where they are not, in Markdown."""
+    compared = [row for row in found if row.gain is not None]
+    far = sorted((row for row in compared if _gain(row) >= _FAR), key=_gain, reverse=True)
+    same = sum(row.theirs == row.ours for row in compared)
+    pipelines = sum(" PP" in row.ours for row in compared)
+    nowhere = sum(row.ours == "nothing fits" for row in found)
+    return f"""\
+Of {len(found)} published points {len(compared)} fit into memory by our figures. On {same} of these our optimum is the
+published layout, on {sum(map(_close, compared))} it is less than 5 % faster, at {pipelines} it has a pipeline.
+{len(found) - len(compared)} do not fit, {nowhere} of them in any layout. Points at which ours is less than 5 % faster,
+by their layout and the requests in flight:
 
-    def close(of: list[float]) -> str:
-        return f"{sum(gain < CLOSE for gain in of)} of {len(of)}"
+{_markdown([("layout", *_LOADS), *(_shares(compared, layout) for layout in _LAYOUTS)])}
 
-    kinds = ((kind, [gain for row, gain in gains if row.theirs.startswith(kind)]) for kind in ("TP", "TEP", "DEP"))
-    few = [gain for row, gain in gains if row.concurrency <= FEW]
-    return (
-        f"{text}\n\nOf {len(found)} published points {len(gains)} fit into memory by our figures. On "
-        f"{sum(row.theirs == row.ours for row, _ in gains)} of\nthese our optimum is their layout, on "
-        f"{close([gain for _, gain in gains])} it is less than 5 % faster: "
-        f"{', '.join(f'{kind} {close(of)}' for kind, of in kinds)};\nat up to {FEW} requests in flight {close(few)}, "
-        f"none beyond {max(few):.2f} times. Ours has a pipeline at {sum('PP' in row.ours for row in found)} points,\n"
-        f"nothing fits at {sum(row.ours == NOTHING for row in found)}."
-    )
+The {len(far)} at which it is at least {_FAR - 1:.0%} faster:
+
+{_markdown([HEADER, *(row.cells() for row in far)])}"""
+
+
+def _gain(row: Row) -> float:
+    return row.gain or 0.0
+
+
+def _close(row: Row) -> bool:
+    return _gain(row) < 1.05
+
+
+def _shares(compared: list[Row], layout: str) -> list[str]:
+    with_it = [row for row in compared if _layout(row) == layout]
+    loads = [[row for row in with_it if row.concurrency in load] for load in _LOADS.values()]
+    return [layout, *(f"{sum(map(_close, each))} of {len(each)}" if each else "-" for each in loads)]
+
+
+def _layout(row: Row) -> str:
+    return next(each for each in reversed(_LAYOUTS) if row.theirs.startswith(each))
+
+
+def _markdown(lines: list[Sequence[str]]) -> str:
+    head, *rest = lines
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rest))
 
 
 def main() -> None:
-    """Prints the table, or writes it into the page."""
+    """Prints the tables, or writes them into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the table into docs/evidence/published.md")
-    text = table([row for path in sorted(CONFIGS.glob("*.toml")) for row in rows(path)])
+    parser.add_argument("--write", action="store_true", help="write docs/evidence/published.md and published.csv")
+    write = parser.parse_args().write
+    found = [row for path in sorted(CONFIGS.glob("*.toml")) for row in rows(path)]
+    text = summary(found)
     print(text)
-    if parser.parse_args().write:
+    if write:
+        with EVERY_POINT.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([HEADER, *(row.cells() for row in found)])
         page = PAGE.read_text(encoding="utf-8")
         before, after = page.split(_BEGIN)[0], page.split(_END)[1]
         PAGE.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}", encoding="utf-8")

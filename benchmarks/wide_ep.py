@@ -59,47 +59,47 @@ class Row(NamedTuple):
 def rows() -> Iterator[Row]:
     """All of them, predicted."""
     with FILE.open(encoding="utf-8", newline="") as file:
-        for said in csv.DictReader(file):
-            yield _predicted(said)
+        for stated in csv.DictReader(file):
+            yield _predicted(stated)
 
 
-def _predicted(said: dict[str, str]) -> Row:
-    gpus, phase, drafts = int(said["gpus"]), said["phase"], int(said["draft_tokens"])
-    overlap = said["two_batch_overlap"] == "1"
+def _predicted(stated: dict[str, str]) -> Row:
+    gpus, phase, drafts = int(stated["gpus"]), stated["phase"], int(stated["draft_tokens"])
+    overlap = stated["two_batch_overlap"] == "1"
     workload = Question(
         model="deepseek_v3",
-        hardware=said["hardware"],
-        engine=said["engine"],
+        hardware=stated["hardware"],
+        engine=stated["engine"],
         phase=phase,
-        isl=int(said["isl"]),
-        osl=int(said["osl"]),
+        isl=int(stated["isl"]),
+        osl=int(stated["osl"]),
         gpus=gpus,
-        weights=said["weights"],
-        kv_cache=said["kv_cache"],
+        weights=stated["weights"],
+        kv_cache=stated["kv_cache"],
         expert_exchange="all_to_all",
-        redundant_experts=int(said["redundant_experts"]),
+        redundant_experts=int(stated["redundant_experts"]),
         two_batch_overlap=overlap,
         draft_tokens=drafts or None,
-        acceptance=said["acceptance"] or None,
-        routing="balanced" if said["routing"] == "balanced" else "skewed",
+        acceptance=stated["acceptance"] or None,
+        routing="balanced" if stated["routing"] == "balanced" else "skewed",
     ).load()
-    batch = int(said["requests_per_gpu"]) * gpus if said["requests_per_gpu"] else most_that_fit(workload, gpus)
+    batch = int(stated["requests_per_gpu"]) * gpus if stated["requests_per_gpu"] else most_that_fit(workload, gpus)
     found = _at(workload, gpus, batch)
     rate = found.tokens_per_s_per_gpu
     took_s, (low_s, high_s) = (
         (found.ttft_s, found.ttft_interval_s) if phase == "prefill" else (found.tpot_s, found.tpot_interval_s)
     )
-    features = [said["weights"], *(["two batches"] if overlap else []), *([f"{drafts} draft"] if drafts else [])]
+    features = [stated["weights"], *(["two batches"] if overlap else []), *([f"{drafts} draft"] if drafts else [])]
     cells = (
-        f"[{said['deployment']}]({_link(said['source'])})" if "/" in said["source"] else said["deployment"],
-        said["hardware"],
+        f"[{stated['deployment']}]({_link(stated['source'])})" if "/" in stated["source"] else stated["deployment"],
+        stated["hardware"],
         phase,
         str(gpus),
-        said["isl"],
-        f"{batch // gpus}{'' if said['requests_per_gpu'] else ' (full)'}",
+        stated["isl"],
+        f"{batch // gpus}{'' if stated['requests_per_gpu'] else ' (full)'}",
         ", ".join(features),
     )
-    return Row(cells, float(said["tokens_per_s_per_gpu"]), rate, rate * took_s / high_s, rate * took_s / low_s)
+    return Row(cells, float(stated["tokens_per_s_per_gpu"]), rate, rate * took_s / high_s, rate * took_s / low_s)
 
 
 def _link(source: str) -> str:

@@ -149,7 +149,7 @@ class ExportResult(Result):
         )
 
     def remarks(self) -> Iterator[str]:
-        """What it breaks, what the target cannot be told, and what its user must know."""
+        """What it breaks, what the target has no option for, and what its user must know."""
         for pool, export in self.exports.items():
             if pool:
                 yield f"the {pool} pool:"

@@ -296,7 +296,7 @@ def cells_of(model: Model, weights: str, *, drafts: bool) -> tuple[str, ...]:
 def under_engine(workload: Workload, name: str) -> Workload:
     """A workload under another inference engine: what that can run, its kernels, its own time and memory policy."""
     rules = engine_rules(name)
-    workload = as_told(workload, rules)
+    workload = as_configurable(workload, rules)
     hardware, calibration = workload.hardware, None
     if curves := hardware.curves:
         calibration = curves.calibration
@@ -310,17 +310,17 @@ def under_engine(workload: Workload, name: str) -> Workload:
     return in_space(replace(workload, hardware=hardware, engine=engine, **instead), name)
 
 
-def as_told(workload: Workload, rules: EngineRules | None) -> Workload:
-    """A workload whose collectives run as an engine can be told, or a framework where no engine's rules are given.
+def as_configurable(workload: Workload, rules: EngineRules | None) -> Workload:
+    """A workload whose collectives run as an engine has options for, or a framework where no engine's rules are given.
 
-    None hides communication behind an operator's own work, gathers in fp8 or merges collectives, and each can be told
-    to use some all-reduces alone. Itself where all of it can be told.
+    None hides communication behind an operator's own work, gathers in fp8 or merges collectives, and each has options
+    for some all-reduces alone. Itself where there is an option for all of it.
     """
     hardware = workload.hardware
-    told: tuple[AllReduce | None, ...] = (None, "nccl", *NCCL_ALGORITHMS)
+    options: tuple[AllReduce | None, ...] = (None, "nccl", *NCCL_ALGORITHMS)
     if rules:
-        told = (None, rules.kernels, *rules.all_reduces)
-    if hardware.collectives.all_reduce not in told:
+        options = (None, rules.kernels, *rules.all_reduces)
+    if hardware.collectives.all_reduce not in options:
         curves, collectives = hardware.curves, replace(hardware.collectives, all_reduce=None)
         hardware = replace(hardware, collectives=collectives, curves=curves and curves.under(all_reduce=curves.engine))
     if hardware.fp8_gather or hardware.merge_collectives:
@@ -571,7 +571,7 @@ def _check_no_engine_is_asked_for_more(file: WorkloadFile) -> None:
         known = tuple(dict.fromkeys((rules.kernels, *rules.all_reduces)))
         if file.all_reduce not in known:
             raise CatalogError(
-                f"all_reduce: {rules.title} cannot be told to use {file.all_reduce!r}, but {', '.join(known)}: name "
+                f"all_reduce: {rules.title} has no option for {file.all_reduce!r}, but for {', '.join(known)}: name "
                 "one of these, another space, such as 'joint', or leave all_reduce out"
             )
     if file.merge_collectives and file.overlap_parts > 1:
@@ -585,7 +585,7 @@ def _stage_layers(file: WorkloadFile, model: Model, rules: EngineRules | None) -
     counts = tuple(int(text) for text in file.stage_layers.split(",") if text)
     if counts and rules is not None and not rules.cuts_stages:
         raise CatalogError(
-            f"stage_layers: {rules.title} cannot be told how many layers each stage has: leave it out, or name another "
+            f"stage_layers: {rules.title} has no option for the layers of each stage: leave it out, or name another "
             "space, such as 'joint'"
         )
     if counts and (min(counts) < 1 or sum(counts) != model.layers):

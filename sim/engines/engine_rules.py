@@ -80,8 +80,8 @@ class EngineRules:
         overlaps_batches: Whether it can overlap two half batches, one's exchange with experts and the other's work.
         scheduler: What its steps hold by default on a machine.
         disaggregates: Whether pools of its prompts and of its answers can send caches between them.
-        all_reduces: What it can be told to use for all-reduces in place of its own.
-        cuts_stages: Whether it can be told how many layers each pipeline stage has.
+        all_reduces: All-reduces that it has options for, in place of its own.
+        cuts_stages: Whether it has an option for the layers of each pipeline stage.
     """
 
     name: str

@@ -70,7 +70,7 @@ def check_stages_may_differ(space: Space) -> None:
     workload, phase = space.workload, phase_of(space.workload)
     if space.engine is not None:
         if not space.engine.cuts_stages:
-            raise ValueError(f"{space.engine.title} cannot be told how many layers each stage has")
+            raise ValueError(f"{space.engine.title} has no option for the layers of each stage")
         if phase.replayed:
             raise ValueError(
                 f"phase {workload.phase!r} is judged by replays: take 'serve', or give layers by stage_layers, which "

@@ -16,7 +16,7 @@ AllReduce = Literal["trtllm", "vllm", "sglang", "nccl", "fastest", "ring", "tree
 """Whose all-reduce runs inside a node; "fastest": of each message that of whichever measured library is; or one
 algorithm, wherever it can run: see `NCCL_ALGORITHMS` and `KERNEL_ALGORITHMS`."""
 NCCL_ALGORITHMS = ("ring", "tree", "nvls")
-"""What NCCL can be told to use (NCCL_ALGO)."""
+"""Algorithms that NCCL has an option for (NCCL_ALGO)."""
 KERNEL_ALGORITHMS = ("one_shot", "two_shot")
 """Of the engines' own kernels: every GPU reads all that the others have, or reduces a part and gathers the parts."""
 

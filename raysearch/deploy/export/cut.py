@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from raysearch.base.errors import InputError
 from raysearch.deploy.export.deployment import Deployment
-from raysearch.deploy.export.fitting import untold_of
+from raysearch.deploy.export.fitting import not_configurable
 from raysearch.deploy.layers.sharded_layer import Sharded, sharded_layer_of, shown_group, unshown
 from sim.config.mistakes import did_you_mean
 from sim.ops.layers import op_names
@@ -48,7 +48,7 @@ def left_out(deployment: Deployment) -> tuple[str, ...]:
     """What one layer's shardings do not say of a model."""
     strategy, model = deployment.strategy, deployment.workload.model
     group = shown_group(model)
-    dropped = [*untold_of(deployment, None)]
+    dropped = [*not_configurable(deployment, None)]
     if strategy.pp > 1:
         uneven = f", {deployment.layer_partition}" if deployment.layer_partition else ""
         dropped.append(f"pp {strategy.pp}: give each stage a mesh and its layers{uneven}")

@@ -13,7 +13,7 @@ from raysearch.deploy.export.deployment import Deployment, Export
 from raysearch.deploy.export.render import Call, SourceName, python_text
 from raysearch.deploy.layers.layer_plan import Lay, OpPlan, cache_lay, layer_plan, stream_lay
 from raysearch.deploy.layers.sharded_layer import cache_shape
-from sim.config.catalog import as_told
+from sim.config.catalog import as_configurable
 from sim.sharding.placement import PARTIAL, REPLICATE
 from sim.simulate import evaluate
 
@@ -102,6 +102,6 @@ def _charged(deployment: Deployment) -> tuple[str, ...]:
     """Which collectives to expect."""
     return tuple(
         f"{c.kind} of {c.tensor}, {c.degree} GPUs: {c.bytes_per_device:,.0f} bytes"
-        for op in evaluate(as_told(deployment.workload, None), deployment.strategy).ops
+        for op in evaluate(as_configurable(deployment.workload, None), deployment.strategy).ops
         for c in op.collectives
     )

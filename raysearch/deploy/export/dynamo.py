@@ -1,7 +1,7 @@
 """A strategy as a DynamoGraphDeployment of NVIDIA Dynamo (nvidia.com/v1beta1).
 
 Source: dynamo/profiler/templates/dgd/*, dynamo/profiler/utils/config.py and dynamo/vllm/args.py (a prefill worker of
-vLLM must be told its connector) of the ai-dynamo 1.6.1 wheel. The release is the newest whose image has the engine's
+vLLM must be given its connector) of the ai-dynamo 1.6.1 wheel. The release is the newest whose image has the engine's
 version, and what that image has decides the words. A worker's replicas are the deployment's; one that spans nodes says
 so in `multinode.nodeCount`, and GPUs are counted per node. The operator adds what each engine needs to span nodes,
 data-parallel ranks of a node too (its backend_vllm.go).
@@ -62,9 +62,9 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
         notes += [which + text for text in (*runs.notes, *spread_notes(runs.deployment, runs.deployment.nodes))]
         dropped += [which + text for text in runs.dropped]
         violations += [which + text for text in runs.violations]
-        said, lost = _args(runs.deployment, image)
+        accepted, lost = _args(runs.deployment, image)
         dropped += [which + text for text in lost]
-        components.append(_worker(runs.deployment, image, said))
+        components.append(_worker(runs.deployment, image, accepted))
     model = first.workload.model.name
     priced = stated_version(first.workload, engine) or engine_rules(engine).version
     if priced != image.version:
@@ -178,12 +178,12 @@ def _args(deployment: Deployment, image: _Image) -> tuple[list[Argument], list[s
     platform = read_capability("dynamo", image.release)
     if image.engine == "trtllm":  # its options are those of Dynamo, the rest is its configuration
         overridden: Flag = ("--override-engine-args", json.dumps(trtllm.config(deployment)))
-        told, flags = Capability("trtllm", image.version).beside(platform), [overridden, *pool]
+        options, flags = Capability("trtllm", image.version).beside(platform), [overridden, *pool]
     else:
-        told = read_capability(image.engine, image.version).beside(platform)
+        options = read_capability(image.engine, image.version).beside(platform)
         if image.engine == "vllm":
             flags = [*vllm.engine_flags(deployment), *pool]
         else:  # whose flags have the mode
             flags = [*sglang.engine_flags(deployment), *(_SGLANG_POOL if of_pool else ())]
-    said, lost = told.words([model, *flags])
-    return words(said), lost
+    accepted, lost = options.words([model, *flags])
+    return words(accepted), lost

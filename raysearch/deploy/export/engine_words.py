@@ -1,4 +1,4 @@
-"""What each version of an engine can be told, and a command in that version's words.
+"""The options that each version of an engine has, and a command in that version's words.
 
 The lists in configs/engines/capabilities are made from the engines' own sources by `benchmarks/engine_capabilities.py`.
 Exporters write the newest words; `_OLDER_WORDS` has what stood in their place before.
@@ -29,7 +29,7 @@ _OLDER_WORDS: Mapping[tuple[str, str], Callable[[object], tuple[Flag, ...]]] = {
 
 @dataclass(frozen=True)
 class Capability:
-    """What a version of an engine can be told.
+    """The options that a version of an engine has.
 
     Attributes:
         engine: Its name here.
@@ -87,23 +87,23 @@ class Capability:
 
     def words(self, flags: Iterable[Flag]) -> tuple[list[Flag], list[str]]:
         """Options in this version's words, and why it has none for some, which are left out."""
-        said, lost = list[Flag](), list[str]()
+        accepted, lost = list[Flag](), list[str]()
         for name, value in flags:
             refused = list(self.refuses(name, value))
             older = _OLDER_WORDS.get((self.engine, name))
             before = older(value) if refused and older else ()
             if before and not self.refusals(before, {}):
-                said += before
+                accepted += before
             elif refused:
                 lost += [f"{engine_rules(self.engine).title} {self.version}: {text}" for text in refused]
             else:
-                said.append((name, value))
-        return said, lost
+                accepted.append((name, value))
+        return accepted, lost
 
 
 @cache
 def read_capability(engine: str, version: str) -> Capability:
-    """What a version can be told.
+    """The options that a version has.
 
     Raises:
         FileNotFoundError: Its sources were not read; see `sim.config.catalog.read_versions`.
@@ -127,7 +127,7 @@ def stated_version(workload: Workload, engine: str) -> str | None:
 
 
 def capability_of(workload: Workload, engine: str) -> tuple[Capability, list[str]]:
-    """What the version that a workload is served by can be told, and a note where another's words stand for it."""
+    """The options of the version that serves a workload, and a note where another's words stand for it."""
     version, read = stated_version(workload, engine) or engine_rules(engine).version, read_versions(engine)
     if version in read:
         return read_capability(engine, version), []

@@ -11,7 +11,7 @@ from raysearch.base.file_io import degrees_text
 from raysearch.deploy.contexts import too_long
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.models import Told, with_weights
-from sim.config.catalog import as_told, under_engine
+from sim.config.catalog import as_configurable, under_engine
 from sim.engines.engine_registry import in_space
 from sim.engines.engine_rules import EngineRules
 from sim.evaluation import Evaluation
@@ -55,8 +55,8 @@ def fitted(
     """
     if lacks := list(engine.lacks_machine(deployment.workload.hardware)):
         raise ValueError(f"{engine.title}: {lacks[0]}")
-    untold = untold_of(deployment, engine)
-    deployment = replace(deployment, workload=as_told(deployment.workload, engine))
+    untold = not_configurable(deployment, engine)
+    deployment = replace(deployment, workload=as_configurable(deployment.workload, engine))
     there = replace(deployment, workload=on_engine(deployment.workload, engine))
     adapted = tell(there, engine)
     dropped, notes = list(adapted.dropped), [*_moved(deployment, there, engine), *adapted.notes]
@@ -79,23 +79,24 @@ def fitted(
     return Fitted(there, (*untold, *dropped, *refused, cost), tuple(notes), _broken(best))
 
 
-def untold_of(deployment: Deployment, engine: EngineRules | None) -> tuple[str, ...]:
-    """What an engine, or a framework for None, cannot be told of how collectives run, and what that costs; or none."""
+def not_configurable(deployment: Deployment, engine: EngineRules | None) -> tuple[str, ...]:
+    """What of how collectives run an engine (None: a framework) has no option for, and what that costs; or none."""
     asked = deployment.workload
-    told = as_told(asked, engine)
-    if told is asked:
+    possible = as_configurable(asked, engine)
+    if possible is asked:
         return ()
     machine, all_reduce = asked.hardware, asked.hardware.collectives.all_reduce
     parts = {
         f"overlap_parts {asked.overlap_parts}": asked.overlap_parts > 1,
         "fp8_gather": machine.fp8_gather,
         "merge_collectives": machine.merge_collectives,
-        "two_batch_overlap": asked.two_batch_overlap and not told.two_batch_overlap,
-        f"all_reduce {all_reduce}": told.hardware.collectives.all_reduce != all_reduce,
+        "two_batch_overlap": asked.two_batch_overlap and not possible.two_batch_overlap,
+        f"all_reduce {all_reduce}": possible.hardware.collectives.all_reduce != all_reduce,
     }
     who = f"{engine.title} {engine.version}" if engine else "what runs the layer"
     names = ", ".join(name for name, dropped in parts.items() if dropped)
-    return (f"{who} cannot be told {names}: {_cost(_wished(deployment), _wished(replace(deployment, workload=told)))}",)
+    cost = _cost(_wished(deployment), _wished(replace(deployment, workload=possible)))
+    return (f"{who} has no option for {names}: {cost}",)
 
 
 def _broken(evaluation: Evaluation) -> tuple[str, ...]:

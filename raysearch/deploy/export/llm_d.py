@@ -42,7 +42,7 @@ class _Released:
 
     Attributes:
         router: Its version.
-        engine: What the image's vLLM can be told.
+        engine: Options of the image's vLLM.
     """
 
     router: str
@@ -201,10 +201,10 @@ def _container(deployment: Deployment, released: _Released, port: int) -> JsonOb
     elif deployment.nodes > 1:
         flags.append(("--nnodes", deployment.nodes))
         script = ["/bin/sh", "-c", _OF_NODE, "sh"]
-    said, lost = released.engine.words(flags)
+    accepted, lost = released.engine.words(flags)
     if lost:
         raise ValueError(f"{lost[0]}: name another version with --engine-version")
-    arguments: list[Argument] = [*script, *Command(("vllm", "serve", deployment.served_model), tuple(said)).words]
+    arguments: list[Argument] = [*script, *Command(("vllm", "serve", deployment.served_model), tuple(accepted)).words]
     words, vendor = container_words(arguments), _vendor(deployment)
     probed = port + ranks if apart else port
     gpus = {f"{vendor}.com/gpu": str(deployment.gpus_per_node)}

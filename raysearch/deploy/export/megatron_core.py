@@ -32,7 +32,7 @@ def export(deployment: Deployment) -> Export:
     launch: list[Flag] = [("--nproc-per-node", deployment.gpus_per_node)]
     version, unread = capability_of(runs.deployment.workload, MEGATRON_CORE.name)
     server = next((name for name in _SERVERS if name in version.servers), _SERVERS[0])
-    said, lost = version.words(flags(runs.deployment))
+    accepted, lost = version.words(flags(runs.deployment))
     notes = [
         *runs.notes,
         *unread,
@@ -46,7 +46,7 @@ def export(deployment: Deployment) -> Export:
         notes.append(f"run it on each of {deployment.nodes} nodes, with NODE_RANK 0 to {deployment.nodes - 1}")
     notes += [*spread_notes(deployment, deployment.nodes), *deployment.router_notes()]
     module: Flag = ("-m", server.removesuffix(".py").replace("/", "."))
-    options = (*launch, module, *said)
+    options = (*launch, module, *accepted)
     command = Command(("torchrun",), options, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} | deployment.nccl_variables)
     return Export(command, {}, (*runs.dropped, *lost), tuple(notes), runs.violations)
 

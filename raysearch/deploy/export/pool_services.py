@@ -30,7 +30,7 @@ POOLS_FILE = "pools.json"
 STAGING = "SGLANG_DISAGG_STAGING_BUFFER"
 """Variable of SGLang by which pools of unequal tensor parallelism exchange caches."""
 _EXPORTED = ("one", "apart")
-"""Ways that an engine can be told."""
+"""Arrangements that engines have options for."""
 
 
 class _OnePool(Record):
@@ -75,8 +75,8 @@ def pool_deployments(
         served_model: In place of the model's own repository.
 
     Raises:
-        InputError: It is no pools.json, there is no such point, nothing is feasible in it, or no engine can be told
-            what wins.
+        InputError: It is no pools.json, there is no such point, nothing is feasible in it, or no engine has
+            options for what wins.
     """
     try:
         answers = _Answers.model_validate(record)

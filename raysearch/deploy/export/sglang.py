@@ -41,8 +41,8 @@ def export(deployment: Deployment) -> Export:
         notes.append(f"run it on each of {nodes} nodes, with NODE_RANK 0 to {nodes - 1}")
     notes += [*spread_notes(deployment, nodes), *deployment.router_notes(_JOINED)]
     program = ("python", "-m", "sglang.launch_server", "--model-path", runs.deployment.served_model)
-    said, lost = version.words(flags)
-    command = Command(program, tuple(said), environment(runs.deployment))
+    accepted, lost = version.words(flags)
+    command = Command(program, tuple(accepted), environment(runs.deployment))
     return Export(command, {}, (*runs.dropped, *lost), tuple(notes), runs.violations)
 
 

@@ -37,8 +37,8 @@ def export(deployment: Deployment) -> Export:
         more, nodes, spans = _over_nodes(runs.deployment)
         flags, variables = flags + more, spans | variables
         notes.append(f"run it on the head of a Ray cluster of {nodes} nodes (`ray start` on each)")
-    said, lost = version.words(flags)
-    command = Command(("vllm", "serve", runs.deployment.served_model), tuple(said), variables)
+    accepted, lost = version.words(flags)
+    command = Command(("vllm", "serve", runs.deployment.served_model), tuple(accepted), variables)
     return Export(command, {}, (*runs.dropped, *lost), tuple(notes), runs.violations)
 
 

@@ -86,10 +86,10 @@ def benchmark_files(to: str, tool_name: str, deployments: Mapping[str, Deploymen
     script = f"#!/bin/sh\nset -e\n{shell_text(tool.command(load))} >&2\n{shell_text(reads)}\n"
     files = {BENCHMARK_SCRIPT: script}
     if to in _PORTS and len(deployments) == 1 and isinstance(last.served_model, str):
-        said = DeployedBenchmark(
+        settings = DeployedBenchmark(
             tool=tool_name, to=to, served_model=last.served_model, url=f"http://localhost:{_PORTS[to]}"
         )
-        files[BENCHMARK_FILE] = json.dumps(said.model_dump(exclude={"sha256"}), indent=1) + "\n"
+        files[BENCHMARK_FILE] = json.dumps(settings.model_dump(exclude={"sha256"}), indent=1) + "\n"
     return files
 
 
@@ -121,23 +121,23 @@ def measure_deployed(folder: Path, tuning: Path, workload: Workload, strategy: S
         InputError: The folder says nothing that can be started.
         RunFailed: A program is missing, or the tool failed.
     """
-    said = DeployedBenchmark.model_validate(read_record(folder / BENCHMARK_FILE, DeployedBenchmark, sealed=False))
-    deployment = Deployment(workload, strategy, said.served_model)
+    settings = DeployedBenchmark.model_validate(read_record(folder / BENCHMARK_FILE, DeployedBenchmark, sealed=False))
+    deployment = Deployment(workload, strategy, settings.served_model)
     if deployment.nodes > 1:
         return Measurement(unsupported=f"it takes {deployment.nodes} hosts, and this benchmark starts servers on one")
-    made = exporter(said.to)(deployment)
+    made = exporter(settings.to)(deployment)
     if made.command is None:
-        raise InputError(f"{folder}: --to {said.to} starts no server: export to one of {', '.join(_PORTS)}")
-    tool = benchmark_tool(said.tool)
+        raise InputError(f"{folder}: --to {settings.to} starts no server: export to one of {', '.join(_PORTS)}")
+    tool = benchmark_tool(settings.tool)
     run = tuning / LAST_MEASUREMENT
     run.unlink() if run.is_symlink() else shutil.rmtree(run, ignore_errors=True)
     run.mkdir()
     for name, text in made.all_files.items():
         (run / name).write_text(text)
     with _server(run) as server:
-        if why := _not_started(server, said, run):
+        if why := _not_started(server, settings, run):
             return Measurement(unsupported=why)
-        words = [str(word) for word in tool.command(_load(deployment, said.url, strategy.batch)).words]
+        words = [str(word) for word in tool.command(_load(deployment, settings.url, strategy.batch)).words]
         try:
             with open(run / _TOOL_LOG, "wb") as log:
                 ended = subprocess.run(words, cwd=run, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False)
@@ -177,13 +177,13 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _not_started(server: subprocess.Popen[bytes], said: DeployedBenchmark, run: Path) -> str:
+def _not_started(server: subprocess.Popen[bytes], settings: DeployedBenchmark, run: Path) -> str:
     """Waits until a server answers; why it never will, "" if it does.
 
     Raises:
         RunFailed: It says nothing in time, or its program is missing.
     """
-    until = time.monotonic() + said.start_s
+    until = time.monotonic() + settings.start_s
     while time.monotonic() < until:
         ended = server.poll()
         if ended is not None:
@@ -191,7 +191,7 @@ def _not_started(server: subprocess.Popen[bytes], said: DeployedBenchmark, run: 
             if ended in (126, 127):
                 raise RunFailed(f"the server's program cannot be started: {words}")
             return f"the server ended with exit code {ended} before it answered: {words}"
-        if _answers(f"{said.url}/health"):
+        if _answers(f"{settings.url}/health"):
             return ""
         time.sleep(_LOOK_S)
-    raise RunFailed(f"the server did not answer at {said.url}/health within {said.start_s:g} s")
+    raise RunFailed(f"the server did not answer at {settings.url}/health within {settings.start_s:g} s")

@@ -95,9 +95,9 @@ def _parsed(path: Path) -> Any:
         raise InputError(f"{path}: cannot be read: {error}") from error
 
 
-def number(said: JsonFields, name: str) -> float | None:
+def number(fields: JsonFields, name: str) -> float | None:
     """A number, None for an empty cell. Raises: TypeError, ValueError: It is none, or infinite."""
-    value = said.get(name)
+    value = fields.get(name)
     if value in (None, ""):
         return None
     found = float(value) if isinstance(value, float | str) else float(whole_number(value, least=0))
@@ -114,9 +114,9 @@ def whole_number(value: object, *, least: int = 1) -> int:
     return int(found)
 
 
-def flag(said: JsonFields, name: str) -> bool:
+def flag(fields: JsonFields, name: str) -> bool:
     """Whether a cell says yes."""
-    return str(said.get(name, "")).lower() in ("true", "1")
+    return str(fields.get(name, "")).lower() in ("true", "1")
 
 
 def serving_frame(path: Path) -> pd.DataFrame:
@@ -126,12 +126,12 @@ def serving_frame(path: Path) -> pd.DataFrame:
         InputError: A file cannot be read, a run lacks what it needs, or there is none.
     """
     rows: list[JsonObject] = []
-    for line, said in enumerate(published_records(path), 1):
-        engine, machine = ENGINES.get(str(said.get("framework"))), machine_named(said.get("hardware"))
-        if engine is None or machine is None or flag(said, "disagg"):
+    for line, fields in enumerate(published_records(path), 1):
+        engine, machine = ENGINES.get(str(fields.get("framework"))), machine_named(fields.get("hardware"))
+        if engine is None or machine is None or flag(fields, "disagg"):
             continue
         try:
-            rows.append(published_row(said, engine, machine, line))
+            rows.append(published_row(fields, engine, machine, line))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path}: run {line} is none of InferenceX: {error!r}") from error
     rows = [row for row in rows if row["silicon_tpot_ms"]]
@@ -143,34 +143,34 @@ def serving_frame(path: Path) -> pd.DataFrame:
 _PERCENTILES = ("median_ttft", "median_tpot", "p99_ttft", "p99_tpot")
 
 
-def published_row(said: JsonObject, engine: str, machine: str, line: int) -> JsonObject:
+def published_row(fields: JsonObject, engine: str, machine: str, line: int) -> JsonObject:
     """A record as a row of serving runs, with its percentiles in milliseconds.
 
     Raises:
         KeyError, TypeError, ValueError: It lacks what a run needs.
     """
-    gpus, ep = (whole_number(number(said, f"decode_{each}") or number(said, each) or 1) for each in ("tp", "ep"))
-    dp = gpus if flag(said, "decode_dp_attention") or flag(said, "dp_attention") else 1
-    tpot_s = number(said, "mean_tpot") or number(said, "median_tpot") or 0.0
-    model, precision = str(said["model"]), str(said["precision"])
+    gpus, ep = (whole_number(number(fields, f"decode_{each}") or number(fields, each) or 1) for each in ("tp", "ep"))
+    dp = gpus if flag(fields, "decode_dp_attention") or flag(fields, "dp_attention") else 1
+    tpot_s = number(fields, "mean_tpot") or number(fields, "median_tpot") or 0.0
+    model, precision = str(fields["model"]), str(fields["precision"])
     four_bits = "mxfp4" if machine.startswith("mi") else "nvfp4"
-    drafts = str(said.get("spec_method") or "none") != "none"
-    release = re.search(r"v?(\d+\.\d+(?:\.\d+)?(?:rc\d+)?)", str(said.get("image") or "").partition(":")[2])
+    drafts = str(fields.get("spec_method") or "none") != "none"
+    release = re.search(r"v?(\d+\.\d+(?:\.\d+)?(?:rc\d+)?)", str(fields.get("image") or "").partition(":")[2])
     return {
-        "id": f"{_name(said)}#{line}",
+        "id": f"{_name(fields)}#{line}",
         "source": SOURCE,
-        "measured": str(said.get("date") or ""),
+        "measured": str(fields.get("date") or ""),
         "system": machine,
         "backend": engine,
         "backend_version": release[1] if release else "nan",
         "model_path": model,
         "mode": "agg",
         "gemm_quant_mode": _FORMATS.get(precision, four_bits),
-        "isl": whole_number(said["isl"]),
-        "osl": whole_number(said["osl"]),
+        "isl": whole_number(fields["isl"]),
+        "osl": whole_number(fields["osl"]),
         "silicon_tpot_ms": tpot_s * 1e3,
-        **{f"{name}_ms": 1e3 * (number(said, name) or float("nan")) for name in _PERCENTILES},
-        "concurrency": whole_number(said["conc"]),
+        **{f"{name}_ms": 1e3 * (number(fields, name) or float("nan")) for name in _PERCENTILES},
+        "concurrency": whole_number(fields["conc"]),
         "batch_size": float("nan"),
         "tp_size": gpus // dp,
         "attention_dp_size": dp,
@@ -180,5 +180,5 @@ def published_row(said: JsonObject, engine: str, machine: str, line: int) -> Jso
     }
 
 
-def _name(said: JsonFields) -> str:
-    return "-".join(str(said.get(name, "")) for name in ("hardware", "framework", "precision", "isl", "osl", "conc"))
+def _name(fields: JsonFields) -> str:
+    return "-".join(str(fields.get(name, "")) for name in ("hardware", "framework", "precision", "isl", "osl", "conc"))

@@ -62,18 +62,18 @@ def write_tuned_tables(folder_of_aiter: Path, chip: str, units: int, folder: Pat
         ours = pd.DataFrame(raw[(counts == units) & np.isin(list(named), (chip, ""))])
         table, rows = ("gemm.csv", _gemms(path, ours)) if set(raw.columns) >= _GEMM else ("moe.csv", _experts(ours))
         found[table].append(rows)
-    told: list[str] = []
+    notes: list[str] = []
     for table, parts in found.items():
         rows = pd.concat(parts) if parts else pd.DataFrame()
         if len(rows):
             shape = [name for name in rows.columns if name not in ("latency_us", "kernel_source")]
             rows = rows.sort_values("latency_us", kind="stable").drop_duplicates(shape).sort_index(kind="stable")
             rows.to_csv(folder / table, index=False)
-            told.append(f"{table}: {len(rows):,} shapes")
-    if not told:
+            notes.append(f"{table}: {len(rows):,} shapes")
+    if not notes:
         known = ", ".join(sorted(chips)[:_SHOWN_CHIPS]) or "none"
         raise InputError(f"{folder_of_aiter} has no row of {chip} with {units} compute units: it has {known}")
-    return told
+    return notes
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, pd.DataFrame]]:

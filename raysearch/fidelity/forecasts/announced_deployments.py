@@ -204,15 +204,15 @@ def _workers(layout: JsonObject) -> tuple[Worker, Worker | None]:
     return _worker(layout.get("prefill", layout)), None
 
 
-def _worker(said: JsonObject) -> Worker:
-    gpus = whole_number(said["tp"])
-    dp = gpus if said.get("dp-attn") else 1
+def _worker(stated: JsonObject) -> Worker:
+    gpus = whole_number(stated["tp"])
+    dp = gpus if stated.get("dp-attn") else 1
     return Worker(
-        whole_number(said.get("num-worker", 1)),
+        whole_number(stated.get("num-worker", 1)),
         gpus,
-        whole_number(said.get("ep", 1)),
+        whole_number(stated.get("ep", 1)),
         dp,
-        whole_number(said.get("pp", 1)),
+        whole_number(stated.get("pp", 1)),
     )
 
 

@@ -35,13 +35,13 @@ def score_of(forecast: JsonObject, results: Sequence[PublishedResult]) -> JsonOb
     known: Mapping[Key, PublishedResult] = {each.key: each for each in results}
     pairs = [
         _Pair(
-            tuple(said[name] for name in ("model", "machine", "precision", "isl", "osl")),
-            said["tpot_ms"],
-            said["tokens_per_s_per_gpu"],
-            known[key_of(said)],
+            tuple(prediction[name] for name in ("model", "machine", "precision", "isl", "osl")),
+            prediction["tpot_ms"],
+            prediction["tokens_per_s_per_gpu"],
+            known[key_of(prediction)],
         )
-        for said in forecast["predictions"]
-        if key_of(said) in known
+        for prediction in forecast["predictions"]
+        if key_of(prediction) in known
     ]
     if not pairs:
         raise InputError("none of the forecast's deployments is among these results")

@@ -75,34 +75,36 @@ def read_results(path: Path) -> list[PublishedResult]:
     return list(latest.values())
 
 
-def _result(said: JsonObject) -> PublishedResult | None:
-    model = SHORT_NAMES.get(str(said.get("model", "")))
-    model = model or next((ours for name, ours in _MODELS if re.search(name, str(said.get("model", "")).lower())), None)
-    machine = machine_named(said["hardware"])
-    tpot_s = number(said, "mean_tpot") or number(said, "median_tpot")
+def _result(fields: JsonObject) -> PublishedResult | None:
+    model = SHORT_NAMES.get(str(fields.get("model", "")))
+    model = model or next(
+        (ours for name, ours in _MODELS if re.search(name, str(fields.get("model", "")).lower())), None
+    )
+    machine = machine_named(fields["hardware"])
+    tpot_s = number(fields, "mean_tpot") or number(fields, "median_tpot")
     if not (model and machine and tpot_s and tpot_s > _LEAST_TPOT_S):
         return None
-    disagg = flag(said, "disagg")
-    count = whole_number(number(said, "decode_num_workers") or 1) if disagg else 1
-    gpus, ep = (whole_number(number(said, f"decode_{each}") or number(said, each) or 1) for each in ("tp", "ep"))
-    dp = gpus if flag(said, "decode_dp_attention") or flag(said, "dp_attention") else 1
-    rate = number(said, "output_tput_per_gpu")
+    disagg = flag(fields, "disagg")
+    count = whole_number(number(fields, "decode_num_workers") or 1) if disagg else 1
+    gpus, ep = (whole_number(number(fields, f"decode_{each}") or number(fields, each) or 1) for each in ("tp", "ep"))
+    dp = gpus if flag(fields, "decode_dp_attention") or flag(fields, "dp_attention") else 1
+    rate = number(fields, "output_tput_per_gpu")
     if rate and disagg:  # stated per GPU that decodes
-        into, out = (number(said, f"num_{each}_gpu") or 0.0 for each in ("prefill", "decode"))
+        into, out = (number(fields, f"num_{each}_gpu") or 0.0 for each in ("prefill", "decode"))
         rate = rate * out / (into + out) if out > 0 and into >= 0 else None
     key = (
         model,
         machine,
-        str(said["framework"]),
-        str(said["precision"]),
-        str(said.get("spec_method") or "none") != "none",
-        whole_number(said["isl"]),
-        whole_number(said["osl"]),
-        whole_number(said["conc"]),
+        str(fields["framework"]),
+        str(fields["precision"]),
+        str(fields.get("spec_method") or "none") != "none",
+        whole_number(fields["isl"]),
+        whole_number(fields["osl"]),
+        whole_number(fields["conc"]),
         disagg,
         (count, gpus, ep, dp),
     )
-    return PublishedResult(key, str(said.get("date") or ""), tpot_s, rate if rate and rate > 0 else None)
+    return PublishedResult(key, str(fields.get("date") or ""), tpot_s, rate if rate and rate > 0 else None)
 
 
 def key_of(prediction: JsonObject) -> Key:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
+from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME, WEIGHTS_SEQ_NO
+from ray.rllib.utils.numpy import convert_to_numpy
 from ray.rllib.utils.postprocessing.value_predictions import compute_value_targets
 from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor
@@ -20,7 +24,6 @@ from torch import Tensor
 from envs.saved_state import SavedState
 from raysearch.searchers.machine_state import check_moments
 from raysearch.searchers.ppo.advantages import normalize, rank_advantages
-from raysearch.searchers.ppo.connectors import AddAdvantages
 from raysearch.searchers.ppo.module import BEHAVIOUR_LOGP
 from raysearch.searchers.ppo.schedule import cosine
 
@@ -28,6 +31,34 @@ ADAM_EPSILON = 1e-5
 """[published: Stable-Baselines3's `ActorCriticPolicy`]; torch's own default is 1e-8."""
 _LARGEST_WEIGHT = 8.0
 """[assumed] Of a call that the search was far less likely to make than its policy."""
+
+
+ValueEstimate = Callable[[Mapping[str, np.ndarray], np.ndarray | None], tuple[np.ndarray, np.ndarray]]
+
+
+class AddAdvantages(ConnectorV2):
+    """Learner: advantages and value targets from rewards and the value network, if the module has one.
+
+    Args:
+        estimate: From columns and expected returns, each `[n]`, to both, `[n]`.
+    """
+
+    def __init__(self, estimate: ValueEstimate) -> None:
+        super().__init__()
+        self._estimate = estimate
+
+    def __call__(self, *, rl_module: Any, batch: dict[str, Any], episodes: Any, **_: Any) -> dict[str, Any]:
+        """Adds two columns to each module's batch, which is complete otherwise."""
+        for module_id, columns in batch.items():
+            module = rl_module[module_id].unwrapped()
+            has_values = isinstance(module, ValueFunctionAPI)
+            values: Any = convert_to_numpy(module.compute_values(columns)) if has_values else None
+            device = columns[Columns.OBS].device
+            arrays: Any = convert_to_numpy(dict(columns))
+            advantages, targets = self._estimate(arrays, values)
+            for name, column in ((Postprocessing.ADVANTAGES, advantages), (Postprocessing.VALUE_TARGETS, targets)):
+                columns[name] = torch.from_numpy(column.astype(np.float32)).to(device)
+        return batch
 
 
 class EliteLearner(PPOTorchLearner):

@@ -262,7 +262,7 @@ def test_what_is_gathered_in_one_call_is_what_two_calls_gather() -> None:
 def test_an_engine_is_asked_for_all_reduces_that_it_can_be_told_to_use(engine: str, lacks: str) -> None:
     asked = dataclasses.replace(PROMPTS, engine=engine, space=None, hardware="h100_sxm")
     assert under(asked, all_reduce="ring").hardware.collectives.all_reduce == "ring"
-    with pytest.raises(CatalogError, match=f"all_reduce: .* cannot be told to use '{lacks}', but {engine}, nccl, ring"):
+    with pytest.raises(CatalogError, match=f"all_reduce: .* has no option for '{lacks}', but for {engine}, nccl, ring"):
         under(asked, all_reduce=lacks)
 
 
