@@ -86,7 +86,7 @@ def rows(path: Path) -> Iterator[Row]:
                 concurrency,
                 name(gpus // dp, dp, ep, 1) + ("" if theirs else ", does not fit"),
                 _name_of(ours.strategy) if ours else "nothing fits",
-                ours.tokens_per_s_per_gpu / theirs.tokens_per_s_per_gpu if ours and theirs else None,
+                round(ours.tokens_per_s_per_gpu / theirs.tokens_per_s_per_gpu, 2) if ours and theirs else None,
             )
 
 
@@ -130,6 +130,16 @@ def name(tp: int, dp: int, ep: int, pp: int) -> str:
 
 def _name_of(strategy: Strategy) -> str:
     return name(strategy.tp, strategy.attention_dp, strategy.ep, strategy.pp)
+
+
+def read_rows() -> list[Row]:
+    """Every point as it was written."""
+    with EVERY_POINT.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.reader(file))[1:]
+    return [
+        Row(entry, lengths, int(gpus), int(concurrency), theirs, ours, float(gain) if gain else None)
+        for entry, lengths, gpus, concurrency, theirs, ours, gain in lines
+    ]
 
 
 def summary(found: list[Row]) -> str:
