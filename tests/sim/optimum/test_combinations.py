@@ -37,7 +37,7 @@ from sim.strategy import Strategy
 from sim.workload import OWN_SPACES, TWO_DIMENSIONAL, Workload
 from tests.questions import question_about
 
-CASES, FIRST = int(os.environ.get("RAYSEARCH_FUZZ", "12")), int(os.environ.get("RAYSEARCH_FUZZ_FROM", "0"))
+CASES, FIRST = int(os.environ.get("RAYSEARCH_FUZZ", "10")), int(os.environ.get("RAYSEARCH_FUZZ_FROM", "0"))
 MODELS = (
     "mixtral_8x7b",
     "deepseek_v3",
@@ -132,7 +132,7 @@ def drawn_space(rng: random.Random, workload: Workload) -> Space | None:
         dp=dp if space.dp else (),
         ep=ep,
         pp=tuple(sorted(rng.sample(space.pp, min(2, len(space.pp))))),
-        batch=tuple(sorted({rng.choice([1, 7, 64, 300]), rng.randrange(1, 1000)})),
+        batch=tuple(sorted({1 << rng.randrange(11), *(rng.randrange(1, 1 << rng.randrange(1, 11)) for _ in range(2))})),
         choices=choices,
         vocabulary=vocabulary,
     )
