@@ -5,11 +5,13 @@
     python benchmarks/first_calls.py --out curves.jsonl --table                # the table alone
     python benchmarks/first_calls.py --out curves.jsonl --plot curves.svg      # a picture of it
 
-A case is a workload and a black box that answers for it. f/f* is the true figure of the best strategy so far over the
-exact optimum of the black box; before anything is feasible it is 0. What the prior was trained on is in its header:
-none of the workloads and models here, no machine but the H100, no engine but vLLM. A searcher "NAME:rule" begins with
-twenty strategies by rule of thumb, "prior:as_is" does not learn from answers, "prior:improvement" has no policy;
-`optuna_gp`, `smac`, `botorch`, `vizier` are of `library_peers.py`. Finished runs are not run again.
+A case is a workload and a black box that answers for it; those of the group `drawn` are random, on machines out by
+factors. f/f* is the true figure of the best strategy so far over the exact optimum of the black box; before anything is
+feasible it is 0. What the prior was trained on is in its header: none of the workloads and models here, no machine but
+the H100, no engine but vLLM. A searcher "NAME:rule" begins with twenty strategies by rule of thumb, "prior:as_is" does
+not learn from answers, "prior:improvement" has no policy; in "prior:no_history" it does not read the calls so far, in
+"prior:no_workload" not the workload's token. `optuna_gp`, `smac`, `botorch`, `vizier` are of `library_peers.py`.
+Finished runs are not run again.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import tempfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -32,11 +35,15 @@ from envs.space import Action
 from envs.strategy_env import StrategyEnv
 from raysearch.base.file_io import strategy_dict
 from raysearch.optima.named_spaces import optimum_value
+from raysearch.pretraining.pretraining_file import PretrainingFile
+from raysearch.pretraining.search_tables import table_workload
+from raysearch.searchers.prior.policy import SHIPPED_POLICY, read_policy, write_policy
 from raysearch.searchers.registry import make_searcher
 from raysearch.searchers.rule_of_thumb import rule_of_thumb
 from raysearch.searchers.start import StartedSearcher
 from raysearch.testing.stepping import Stepped
 from sim.config.catalog import load_workload, under_engine
+from sim.config.files import config_path, read_config
 from sim.evaluation import Evaluation, Violation
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -53,12 +60,18 @@ UNSEEN = (
 MACHINES = (
     "a100_80_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200_nvl72", "gb300_nvl72", "l40s", "rtx_pro_6000_server",
 )  # fmt: skip
+EXTENDED = ("qwen3_235b_a22b_16k", "gpt_moe_1_2t_16k", "llama_3_1_405b_8k", "mixtral_8x22b_8k")
 ON_MACHINES = ("qwen3_235b_a22b_16k", "llama_3_1_405b_8k")
+DRAWN = 60
+"""Random workloads on machines out by factors, from where those end that the policy was trained on."""
 _BF16 = {"weights": "bf16", "activations": "bf16"}
 TIGHT = 1.15
 """SLO of a tight workload, over the shortest time per token that any feasible strategy has, about."""
 LIST = "simulator's list"
 SEARCHERS = ("prior", "prior:improvement", "prior:as_is", "prior:rule", LIST, "genetic", "genetic:rule", "optuna_tpe")
+
+UNREAD = {"no_history": "of_calls", "no_workload": "of_workload"}
+"""Layers of the policy that read nothing, by option of `prior`."""
 
 Answer = Callable[[Workload, Strategy], Evaluation]
 
@@ -81,26 +94,60 @@ class Case:
     believed: Workload | None = None
 
 
-def cases() -> Iterator[Case]:
-    """All of them."""
-    for name in SHIPPED:
-        yield Case("shipped", name, load_workload(name))
-    for name in UNSEEN:
-        yield Case("unseen", name, load_workload(name))
+def cases(groups: Sequence[str] = ()) -> Iterator[Case]:
+    """Those of some groups, all by default."""
+    for group, of_group in GROUPS.items():
+        if group in (groups or GROUPS):
+            yield from of_group(group)
+
+
+def _as_they_are(names: Sequence[str], **changed: str) -> Callable[[str], Iterator[Case]]:
+    suffix = "".join(f" {value}" for value in changed.values())
+    return lambda group: (Case(group, f"{name}{suffix}", load_workload(name, **changed)) for name in names)
+
+
+def _machines(group: str) -> Iterator[Case]:
     for machine in MACHINES:
         for name in ON_MACHINES:
             workload = load_workload(name, machine, precisions=_BF16 if machine == "a100_80_sxm" else {})
-            yield Case("machines", f"{name} on {machine}", workload, believed=_carried_over(workload))
+            yield Case(group, f"{name} on {machine}", workload, believed=_carried_over(workload))
+
+
+def _tight_ones(group: str) -> Iterator[Case]:
     for name in ("gpt_moe_1_2t_16k", "gpt_moe_1_6t_32k", *UNSEEN[:5]):
-        yield Case("tight", f"{name} tight", _tight(load_workload(name)))
-    for name in ("qwen3_235b_a22b_16k", "gpt_moe_1_2t_16k", "llama_3_1_405b_8k", "mixtral_8x22b_8k"):
-        yield Case("extended", f"{name} extended", load_workload(name, space="extended"))
+        yield Case(group, f"{name} tight", _tight(load_workload(name)))
+
+
+def _drawn(group: str) -> Iterator[Case]:
+    pretraining = read_config(config_path("pretraining", "default"), PretrainingFile)
+    for index in range(pretraining.policy.tables, pretraining.policy.tables + DRAWN):
+        workload = table_workload(pretraining, index)
+        yield Case(group, workload.name, workload)
+
+
+def _engines(group: str) -> Iterator[Case]:
     for engine in ("sglang", "trtllm"):
         for name in ON_MACHINES:
             served = load_workload(name, phase="serve", prompt_tokens=4000, output_tokens=500, max_gpus=128)
-            yield Case("engines", f"{name} under {engine}", under_engine(served, engine), believed=served)
+            yield Case(group, f"{name} under {engine}", under_engine(served, engine), believed=served)
+
+
+def _noisy_ones(group: str) -> Iterator[Case]:
     for name in (*SHIPPED[:2], *UNSEEN[:2]):
-        yield Case("noise 5 %", f"{name} with noise", load_workload(name), noise=0.05)
+        yield Case(group, f"{name} with noise", load_workload(name), noise=0.05)
+
+
+GROUPS: dict[str, Callable[[str], Iterator[Case]]] = {
+    "shipped": _as_they_are(SHIPPED),
+    "unseen": _as_they_are(UNSEEN),
+    "machines": _machines,
+    "tight": _tight_ones,
+    "extended": _as_they_are(EXTENDED, space="extended"),
+    "drawn": _drawn,
+    "engines": _engines,
+    "noise": _noisy_ones,
+}
+"""Cases by the name of their group."""
 
 
 def _carried_over(workload: Workload) -> Workload:
@@ -156,6 +203,16 @@ def _lists(case: Case, count: int) -> list[Action]:
     return [action for _, action in sorted(found, key=lambda each: -each[0])[:count]]
 
 
+@cache
+def _policy_without(layer: str) -> Path:
+    """The shipped policy with a layer that reads nothing."""
+    policy = read_policy(SHIPPED_POLICY)
+    unread = {name: np.zeros_like(policy.arrays[name]) for name in (f"{layer}.weight", f"{layer}.bias")}
+    path = Path(tempfile.mkdtemp()) / f"{layer}.safetensors"
+    write_policy(path, policy.header, {**policy.arrays, **unread})
+    return path
+
+
 def curve(case: Case, searcher: str, seed: int, calls: int) -> list[float]:
     """f/f* after each of `POINTS` up to `calls`."""
     optimum = optimum_value(case.workload)
@@ -163,6 +220,8 @@ def curve(case: Case, searcher: str, seed: int, calls: int) -> list[float]:
     env = StrategyEnv(case.workload, evaluate=noisy(case.noise, seed) if case.noise else evaluate)
     name, _, option = searcher.partition(":")
     options: dict[str, Any] = {"as_is": {"adapt": False}, "improvement": {"policy": "none"}}.get(option, {})
+    if option in UNREAD:
+        options = {"policy": str(_policy_without(UNREAD[option]))}
     if option == "rule":
         options = {"start": [strategy_dict(each) for each in rule_of_thumb(env.space)]}
     planned = iter(_lists(case, calls)) if searcher == LIST else None
@@ -195,7 +254,7 @@ def main() -> None:
     """Runs what is missing, then prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("curves.jsonl"))
-    parser.add_argument("--cases", default="", help="groups, comma-separated; all by default")
+    parser.add_argument("--cases", default="", help=f"of {', '.join(GROUPS)}; all by default")
     parser.add_argument("--searchers", default=",".join(SEARCHERS))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--calls", type=int, default=100)
@@ -205,7 +264,7 @@ def main() -> None:
     lines = asked.out.read_text().splitlines() if asked.out.is_file() else []
     done = {(row["case"], row["searcher"], row["seed"], row["calls"]) for row in map(json.loads, lines)}
     if not (asked.table or asked.plot):
-        wanted = [case for case in cases() if not asked.cases or case.group in asked.cases.split(",")]
+        wanted = list(cases(asked.cases.split(",") if asked.cases else ()))
         for case in wanted:
             if not optimum_value(case.workload):
                 print(f"{case.name}: nothing is feasible")
