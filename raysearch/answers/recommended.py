@@ -24,6 +24,7 @@ from raysearch.deploy.recommend.usual_limits import usual_limits
 from sim.config.question import ANY_FORMAT, Question
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
+from sim.serving.phases import phase_of
 from sim.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -71,10 +72,10 @@ class RecommendationResult(Result):
 
         def asked(each: Question, *, usual: bool = True) -> Demand:
             workload = each.load()
-            if workload.phase == "traffic":
+            if phase_of(workload).replayed:
                 raise InputError(
-                    "--phase traffic: deployments are recommended in phase serve: leave it out, and give the load by "
-                    "--requests-per-s; raysearch optimum --phase traffic finds the highest goodput"
+                    f"--phase {workload.phase}: deployments are recommended in phase serve: leave it out, and give the "
+                    f"load by --requests-per-s; raysearch optimum --phase {workload.phase} finds the highest goodput"
                 )
             limits = usual_limits(each, workload) if usual and (requests_per_s, concurrency) == (None, None) else {}
             if limits:

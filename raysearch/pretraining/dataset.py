@@ -19,6 +19,7 @@ from sim.arrays import Flags, Ints
 from sim.batched import Evaluations, evaluate_many
 from sim.config.reading import parse_object
 from sim.layers.dims import dims_of
+from sim.serving.phases import phase_of
 from sim.step.stage import room
 from sim.workload import Workload
 
@@ -90,7 +91,7 @@ def _evaluated(pretraining: PretrainingFile, index: int) -> tuple[Rows, dict[str
     rng = np.random.default_rng([pretraining.seed, 1 << 21, index])
     space = StrategySpace(workload)
     candidates, features = CandidateStrategies(space, ()), WorkloadFeatures(workload)
-    of_a_kind = 8 if workload.space == "joint" and workload.phase == "decode" else 20
+    of_a_kind = 8 if workload.space == "joint" and not phase_of(workload).prefills else 20
     kinds = max(2, pretraining.strategies // 2 // of_a_kind)
     spread = candidates.spread(20 * kinds, rng)
     crude = features.of(space.strategies(spread))

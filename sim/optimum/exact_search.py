@@ -408,15 +408,14 @@ class _Search:
     def _look_into(self, heap: list[_Range], each: _Range) -> None:
         low, high = each.low, each.high
         batches = self.space.batch
-        if low == high:
-            self.add_up(each.mesh, each.pp, batches[low])
-        elif not each.tight and batches[high] <= _NARROW * batches[low]:
-            self.add_up(each.mesh, each.pp, batches[low])
+        if not each.tight and batches[high] <= _NARROW * batches[low]:
             layer_s = self._tight_layer_s(each.mesh, batches[low])
-            self._bound(heap, each.mesh, each.pp, low + 1, high, layer_s, tight=True)
+            self._bound(heap, each.mesh, each.pp, low, high, layer_s, tight=True)
+        elif low == high:
+            self.add_up(each.mesh, each.pp, batches[low])
         else:
             middle = (low + high) // 2
-            self._push(heap, each._replace(high=middle, tight=False))
+            self._push(heap, each._replace(high=middle))
             self._bound(heap, each.mesh, each.pp, middle + 1, high, each.layer_s)
 
     def _bound(

@@ -262,19 +262,31 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             feasible_s = coarse_s[:height, :width][allowed]
             if not feasible_s.size:
                 continue
-            least_s = quickest_s if every else in_time_s[allowed].min()
+            least_s = feasible_s.min()
             each_token = tp * ep * pp / state.tokens
             of_stages = [
                 (each_token * factor * layers, each_token * (factor * ends_s + engine_s)) for layers, ends_s in parts
             ]
-            landscape.count(_slowest(feasible_s, of_stages), _slowest(np.float32(least_s), of_stages))
-            tokens_per_s_per_gpu = 1 / max(scale * float(least_s) + more for scale, more in of_stages)
+            landscape.count(_slowest(feasible_s, of_stages), _slowest(least_s, of_stages))
+            if _tokens_per_s(float(least_s) * _ROUNDED, of_stages) <= landscape.best_tokens_per_s_per_gpu:
+                continue
+            least_s = float(in_time_s[allowed].min())
+            tokens_per_s_per_gpu = _tokens_per_s(least_s, of_stages)
             if tokens_per_s_per_gpu > landscape.best_tokens_per_s_per_gpu:
                 equal = np.nonzero(allowed & (in_time_s == least_s))
                 row, column = divmod(int(np.min(rows[equal[0]] * len(columns) + columns[equal[1]])), len(columns))
                 choices = separators | _chosen(tables, left, row) | _chosen(tables, right, column)
                 landscape.best = Strategy(tp, ep, pp, batch, tuple(choices[name] for name in names))
                 landscape.best_tokens_per_s_per_gpu = tokens_per_s_per_gpu
+
+
+_ROUNDED = 1 - 2**-23
+"""Times a number in single precision it is no more than what was rounded to it."""
+
+
+def _tokens_per_s(layer_s: float, of_stages: Sequence[tuple[float, float]]) -> float:
+    """Tokens per second and GPU, of seconds of a layer and what `_slowest` takes."""
+    return 1 / max(scale * layer_s + more for scale, more in of_stages)
 
 
 def _slowest(layer_s: Any, of_stages: Sequence[tuple[float, float]]) -> Any:
