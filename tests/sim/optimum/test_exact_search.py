@@ -144,6 +144,7 @@ def test_a_space_with_one_mesh_has_the_optimum_that_adding_it_up_finds(name: str
     few = dataclasses.replace(workload.degrees, tp=(4, 8), pp=workload.degrees.pp[:2], batch=(64, 256, 1024))
     workload = dataclasses.replace(workload, degrees=few)
     swept, found = find_optimum(workload), find_best(space_of(workload))
+    assert found.opened == 1  # bounds of the others count all moves
     assert found.space_size == swept.space_size
     assert found.evaluation is not None
     assert swept.evaluation is not None
