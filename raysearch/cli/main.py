@@ -14,7 +14,7 @@ from raysearch.base.terminal import inert_output
 from raysearch.cli.bytecode import BYTECODE_ERRORS, cut_off_bytecode
 from raysearch.processes.watcher import kept_by, let_go_of_terminal, resumed_with, supervised
 
-_WATCHED = ("search", "study", "tune-live")
+_WATCHED = ("search", "study", "tune-live", "pretrain")
 """Commands that may start Ray, take hours, or call code of others."""
 AGAIN_S = 0.01
 """[assumed] A finaliser takes less; one that takes longer is waited for again."""

@@ -134,7 +134,8 @@ def resumed_with() -> list[str] | None:
 
 def kept_by(arguments: Sequence[str]) -> str:
     """The message about a command that was stopped."""
-    return f"every call so far is kept. Go on with: raysearch {shlex.join(arguments)}"
+    what = "what is finished" if arguments[0] == "pretrain" else "every call so far"
+    return f"{what} is kept. Go on with: raysearch {shlex.join(arguments)}"
 
 
 def can_go_on_with(arguments: Sequence[str]) -> None:

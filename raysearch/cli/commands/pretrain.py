@@ -11,6 +11,7 @@ import typer
 from raysearch.base.errors import Interrupted
 from raysearch.cli.commands.options import OUT_HELP, JsonOption, at_home, print_json
 from raysearch.cli.commands.settings import Setting, takes_settings
+from raysearch.processes.watcher import can_go_on_with
 
 
 @takes_settings
@@ -41,6 +42,7 @@ def pretrain(
     from sim.config.files import config_path
 
     print(f"pre-training by {config_path('pretraining', path)}, into {out}", file=sys.stderr)
+    can_go_on_with(sys.argv[1:])
     try:
         header = make(path, out, processes, stepping)
         policy = pretrain_policy(path, out, processes, stepping)

@@ -19,6 +19,8 @@ from raysearch.fidelity.forecasts.announced_deployments import SHORT_NAMES
 from sim.json_object import JsonObject
 
 _NEEDED = ("hardware", "framework", "precision", "isl", "osl", "conc")
+_LEAST_RATE = 1e-3
+"""[assumed] Tokens per second and GPU; a run with fewer measured nothing, and errors are shares of it."""
 _LEAST_TPOT_S = 1e-7
 """[assumed] No machine makes ten million tokens a second of one answer: a shorter time is a mistake."""
 _MODELS: tuple[tuple[str, str], ...] = (
@@ -104,7 +106,7 @@ def _result(fields: JsonObject) -> PublishedResult | None:
         disagg,
         (count, gpus, ep, dp),
     )
-    return PublishedResult(key, str(fields.get("date") or ""), tpot_s, rate if rate and rate > 0 else None)
+    return PublishedResult(key, str(fields.get("date") or ""), tpot_s, rate if rate and rate > _LEAST_RATE else None)
 
 
 def key_of(prediction: JsonObject) -> Key:

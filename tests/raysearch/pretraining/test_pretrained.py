@@ -36,8 +36,8 @@ from raysearch.searchers.registry import make_searcher
 from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
 from tests.conftest import command_environment
-from tests.processes import descendants, ended
-from tests.raysearch.fuzzing import INPUTS, bounded_memory, broken
+from tests.processes import Started, descendants, started_by
+from tests.raysearch.fuzzing import INPUTS, LONG, bounded_memory, broken
 
 SMALL = "seed = 1\nworkloads = 40\nstrategies = 40\n[network]\nwidth = 8\nsteps = {}\nbatch = 32\n"
 SMALL += "[distribution]\nextended_share = 0.0\nserve_share = 0.1\n"
@@ -267,14 +267,62 @@ def test_a_pretraining_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "raysearch", "pretrain", "long.toml", "--out", "out", "--set", "processes=2"]
     process = subprocess.Popen(words, cwd=tmp_path, env=command_environment(), stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 200
-    while not (started := working(process.pid)):
+    while not working(process.pid):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    started = started_by(process.pid)
     process.kill()
     process.wait()
-    while not all(ended(pid) for pid in started):
+    while not all(each.ended for each in started):
         assert time.monotonic() < deadline, started
         time.sleep(0.1)
+
+
+STAGES = [
+    ("rows-00000.npz", signal.SIGKILL),
+    ("training.safetensors", signal.SIGTERM),
+    ("tables-00000.npz", signal.SIGINT),
+    ("imitation.safetensors", signal.SIGKILL),
+    ("policy-0000.safetensors", signal.SIGKILL),
+    ("policy-0001.safetensors", signal.SIGTERM),
+    ("policy-0002.safetensors", signal.SIGINT),
+]
+"""What a pre-training has just written when it is stopped; the last three are RLlib's."""
+POLICY = "[policy]\ntables = 16\ncalls = 3\nsearches = 1\nwidth = 8\ndepth = 1\nsteps = 4\nbatch = 8\n"
+POLICY += "iterations = 4\ncalls_per_iteration = 12\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not LONG, reason="ten starts of PyTorch and Ray: see `make fuzz`")
+def test_a_pretraining_that_is_stopped_at_each_stage_leaves_nothing_and_ends_as_one_that_never_was(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "small.toml").write_text(SMALL.format(60) + POLICY)
+
+    def begin(out: str) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "raysearch", "pretrain", "small.toml", "--out", out]
+        return subprocess.Popen(words, cwd=tmp_path, env=command_environment(), stderr=subprocess.DEVNULL)
+
+    for name, signum in STAGES:
+        process, started = begin("stopped"), set[Started]()
+        while not (tmp_path / "stopped" / name).exists() and process.poll() is None:
+            started |= started_by(process.pid)
+            time.sleep(0.05)
+        process.send_signal(signum)
+        process.wait()
+        deadline = time.monotonic() + 200
+        while not all(each.ended for each in started):
+            assert time.monotonic() < deadline, name
+            time.sleep(0.05)
+    assert (begin("stopped").wait(), begin("straight").wait()) == (0, 0)
+    for path in (tmp_path / "straight").glob("*.safetensors"):
+        assert arrays_of(tmp_path / "stopped" / path.name) == arrays_of(path), path.name
+
+
+def arrays_of(path: Path) -> dict[str, bytes]:
+    with safe_open(path, "numpy") as file:
+        return {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118 no dictionary
 
 
 def working(command: int) -> list[int]:

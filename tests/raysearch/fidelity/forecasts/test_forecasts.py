@@ -213,6 +213,9 @@ def test_published_runs_are_those_that_were_announced(tmp_path: Path) -> None:
     assert (found.tpot_s, found.tokens_per_s_per_gpu) == (0.012, 40.0)
     first = next(each for each in points() if isinstance(each, Announced))
     assert found.key == key_of(first.record())
+    idle = run_record(metrics={"mean_tpot": 0.012, "output_tput_per_gpu": 5e-324})
+    (tmp_path / "idle.json").write_text(json.dumps([idle]))
+    assert read_results(tmp_path / "idle.json")[0].tokens_per_s_per_gpu is None
     (tmp_path / "none.json").write_text("[]")
     with pytest.raises(InputError, match="no run with hardware"):
         read_results(tmp_path / "none.json")
