@@ -25,6 +25,7 @@ import typer.testing
 
 from raysearch.base.errors import STOPS
 from raysearch.cli import app
+from tests.processes import LONGEST_S
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -93,7 +94,7 @@ def raysearch() -> Command:
             text=True,
             cwd=cwd,
             env=command_environment(),
-            timeout=200,
+            timeout=LONGEST_S,
         )
 
     return run

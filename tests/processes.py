@@ -6,10 +6,21 @@ import ipaddress
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+LONGEST_S = 400
+"""Until what a test waits for is taken for hung; far above what the busiest machine takes."""
+
+
+def wait_until(true: Callable[[], object], seconds: float = LONGEST_S) -> None:
+    """Waits for something that is bound to happen."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.02)
 
 
 def descendants(pid: int) -> dict[int, str]:

@@ -20,14 +20,12 @@ from raysearch.runs.run import SearchRun
 from raysearch.simulators.plugin import load_plugin
 from raysearch.simulators.protocol import InProcess
 from raysearch.studies.results import read_study_runs
-from tests.processes import descendants
+from tests.processes import LONGEST_S, descendants
 from tests.raysearch.simulators.boxes import LOG, gate
 
 BOXES = "tests.raysearch.simulators.boxes:"
 SEARCHERS = ["annealing", "random"]
 BUDGET = 60
-LONGEST_S = 400
-"""Any wait; far above what the busiest machine takes."""
 
 
 def write_study(folder: Path, workload: Path, **changes: Any) -> Path:

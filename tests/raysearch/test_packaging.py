@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from raysearch import __version__
+from tests.processes import LONGEST_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -145,13 +146,13 @@ def test_no_package_index_is_named_anywhere() -> None:
 @pytest.mark.slow
 def test_an_installed_wheel_works_as_the_checkout_does(tmp_path: Path, tiny_workload: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, "--wheel-dir", tmp_path, CHECKOUT], check=True, timeout=200)
+    subprocess.run([*build, "--wheel-dir", tmp_path, CHECKOUT], check=True, timeout=LONGEST_S)
     (wheel,) = tmp_path.glob("raysearch_llm-*.whl")
     home = tmp_path / "venv"
     venv.create(home, with_pip=False, symlinks=True)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
     install = [sys.executable, "-m", "pip", "--python", home / "bin" / "python", "install", "--quiet", "--no-deps"]
-    subprocess.run([*install, wheel], check=True, timeout=200)
+    subprocess.run([*install, wheel], check=True, timeout=LONGEST_S)
     # The dependencies of this environment, without its own raysearch: a path entry reads no .pth files of the folder.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
 

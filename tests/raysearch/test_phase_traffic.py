@@ -55,8 +55,13 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def optimum(raysearch: Command, asked: tuple[str, ...]) -> dict[str, object]:
-    told = json.loads(raysearch("optimum", *asked, "--json").stdout)
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("certificate") / "best.json"
+
+
+@pytest.fixture(scope="module")
+def optimum(raysearch: Command, asked: tuple[str, ...], certificate: Path) -> dict[str, object]:
+    told = json.loads(raysearch("optimum", *asked, "--json", "--out", str(certificate)).stdout)
     assert told["goodput"]["proven"]
     assert told["goodput"]["gap"] == 0.0
     return told
@@ -118,14 +123,13 @@ def test_a_winner_of_two_pools_or_replicas_is_exported_as_it_was_replayed(asked:
 
 
 def test_a_certificate_proves_the_goodput_too_and_a_forged_one_is_refused(
-    raysearch: Command, tmp_path: Path, asked: tuple[str, ...], optimum: dict[str, object]
+    raysearch: Command, tmp_path: Path, optimum: dict[str, object], certificate: Path
 ) -> None:
-    path = tmp_path / "best.json"
-    raysearch("optimum", *asked, "--out", str(path))
-    told = json.loads(raysearch("verify", str(path), "--json").stdout)
+    told = json.loads(raysearch("verify", str(certificate), "--json").stdout)
     assert told["goodput"]["proven"]
     assert told["goodput"]["tokens_per_s_per_gpu"] == optimum["tokens_per_s_per_gpu"] < told["tokens_per_s_per_gpu"]
-    record = json.loads(path.read_text())
+    record = json.loads(certificate.read_text())
+    path = tmp_path / "best.json"
     record["goodput"]["tokens_per_s_per_gpu"] *= 1.1
     path.write_text(json.dumps(record))
     assert "proves nothing" in raysearch("verify", str(path)).stderr

@@ -38,6 +38,7 @@ from tests.examples.layers.small import (
     workload_of,
 )
 from tests.examples.layers.torch_worker import RANKS, Answer, Case
+from tests.processes import LONGEST_S
 
 MESHES = ((DENSE, Degrees(4, 1)), (MOE, Degrees(2, 2)), (MOE, Degrees(4, 1)))
 EXCHANGES: tuple[ExpertExchange, ...] = ("all_to_all", "all_gather")
@@ -93,7 +94,7 @@ def test_exported_plans_compute_the_layer_and_send_what_the_simulator_charges(tm
     (tmp_path / "cases").write_bytes(pickle.dumps(cases))
     (tmp_path / "styles.py").write_text(exports[0].files["styles.py"])
     command = [sys.executable, "-m", "tests.examples.layers.torch_worker", str(tmp_path)]
-    subprocess.run(command, check=True, timeout=200)
+    subprocess.run(command, check=True, timeout=LONGEST_S)
     found = [Answer(*answer) for rank in range(RANKS) for answer in pickle.loads((tmp_path / f"{rank}").read_bytes())]
     assert len(found) == RANKS * len(cases)
     for answer in found:

@@ -21,13 +21,12 @@ from envs.rows import read_rows
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
 from tests.conftest import command_environment, raysearch_command, run_here
+from tests.processes import LONGEST_S, wait_until
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 STRATEGY = ("--tp", "8", "--ep", "16", "--pp", "2", "--batch", "512")
-LONGEST_S = 150
-"""Any wait; far above what the busiest machine takes."""
 DIMS = "2,1,1,0,2,2,2,2,1,1,0,2"
 
 
@@ -277,11 +276,7 @@ def test_a_stopped_search_keeps_every_row(
 ) -> None:
     process = start("search", "-w", tiny_workload, "-s", "random", "-b", "1000000", "--out", tmp_path / "run")
     rows = tmp_path / "run" / "rows.jsonl"
-    deadline = time.monotonic() + LONGEST_S
-    while not (rows.is_file() and rows.stat().st_size > 50_000):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: process.poll() is not None or (rows.is_file() and rows.stat().st_size > 50_000))
     process.send_signal(signum)
     _, said = process.communicate(timeout=LONGEST_S)
     assert process.returncode == code
@@ -410,7 +405,7 @@ def test_a_signal_during_the_first_imports_is_heard(tmp_path: Path) -> None:
 def test_of_two_searches_into_one_folder_one_is_refused(start: Start, tiny_workload: Path, tmp_path: Path) -> None:
     form = ("search", "-w", tiny_workload, "-s", "random", "-b", "2000", "--out", tmp_path / "run", "--json")
     both = [start(*form), start(*form)]
-    said = [process.communicate(timeout=100)[1] for process in both]
+    said = [process.communicate(timeout=LONGEST_S)[1] for process in both]
     codes = [process.returncode for process in both]
     assert sorted(codes) == [0, 2]
     assert "error: " in said[codes.index(2)]

@@ -49,6 +49,7 @@ from raysearch.testing.stepping import Stepped
 from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
 from sim.simulate import evaluate
+from tests.processes import LONGEST_S
 from tests.raysearch.forging import WRONG, places, replaced
 from tests.raysearch.fuzzing import INPUTS, forged_arrays, tried
 
@@ -286,14 +287,14 @@ def test_after_the_calls_of_the_policy_expected_improvement_decides(monkeypatch:
 
 BY_DEFAULT = """
 import sys, raysearch as rs
-found = rs.search(rs.question(workload="qwen3_235b_a22b_16k"), budget=3, out=sys.argv[1])
+found = rs.search(rs.question(workload=sys.argv[2]), budget=3, out=sys.argv[1])
 print(found.summary["searcher"], found.summary["calls"], sorted({"torch", "ray"} & sys.modules.keys()))
 """
 
 
-def test_a_search_is_by_the_prior_and_needs_neither_torch_nor_ray(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", BY_DEFAULT, str(tmp_path / "out")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+def test_a_search_is_by_the_prior_and_needs_neither_torch_nor_ray(tiny_workload: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", BY_DEFAULT, str(tmp_path / "out"), str(tiny_workload)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_S)
     assert done.stdout == "prior 3 []\n", done.stderr
 
 

@@ -36,7 +36,7 @@ from raysearch.searchers.registry import make_searcher
 from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
 from tests.conftest import command_environment
-from tests.processes import Started, descendants, started_by
+from tests.processes import Started, descendants, started_by, wait_until
 from tests.raysearch.fuzzing import INPUTS, LONG, bounded_memory, broken
 
 SMALL = "seed = 1\nworkloads = 40\nstrategies = 40\n[network]\nwidth = 8\nsteps = {}\nbatch = 32\n"
@@ -266,16 +266,11 @@ def test_a_pretraining_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_text("workloads = 20000\nstrategies = 4000\n")
     words = [sys.executable, "-m", "raysearch", "pretrain", "long.toml", "--out", "out", "--set", "processes=2"]
     process = subprocess.Popen(words, cwd=tmp_path, env=command_environment(), stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 200
-    while not working(process.pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: working(process.pid))
     started = started_by(process.pid)
     process.kill()
     process.wait()
-    while not all(each.ended for each in started):
-        assert time.monotonic() < deadline, started
-        time.sleep(0.1)
+    wait_until(lambda: all(each.ended for each in started))
 
 
 STAGES = [
@@ -311,10 +306,7 @@ def test_a_pretraining_that_is_stopped_at_each_stage_leaves_nothing_and_ends_as_
             time.sleep(0.05)
         process.send_signal(signum)
         process.wait()
-        deadline = time.monotonic() + 200
-        while not all(each.ended for each in started):
-            assert time.monotonic() < deadline, name
-            time.sleep(0.05)
+        wait_until(lambda started=started: all(each.ended for each in started))
     assert (begin("stopped").wait(), begin("straight").wait()) == (0, 0)
     for path in (tmp_path / "straight").glob("*.safetensors"):
         assert arrays_of(tmp_path / "stopped" / path.name) == arrays_of(path), path.name

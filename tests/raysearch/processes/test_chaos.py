@@ -26,8 +26,8 @@ from raysearch.deploy.live.session import ROWS_FILE as MEASUREMENTS_FILE
 from raysearch.runs.records import SUMMARY_FILE
 from raysearch.studies.results import read_study_runs
 from tests.conftest import command_environment
-from tests.processes import Started, children, descendants, started_by
-from tests.raysearch.gated import BOXES, BUDGET, LONGEST_S, digests, holds_rows, rows_of, undisturbed, write_study
+from tests.processes import LONGEST_S, Started, children, descendants, started_by
+from tests.raysearch.gated import BOXES, BUDGET, digests, holds_rows, rows_of, undisturbed, write_study
 from tests.raysearch.gated import let_pass as let_pass
 
 CHAOS = """

@@ -18,6 +18,7 @@ from raysearch.base.errors import InputError
 from raysearch.processes import claim, heartbeat
 from raysearch.processes.claim import CLAIM_FILE, LAPSE_S, claimed, in_use
 from tests.conftest import command_environment
+from tests.processes import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -77,10 +78,7 @@ def test_a_claim_is_touched_while_it_is_held(tmp_path: Path, monkeypatch: pytest
     with claimed(tmp_path):
         path = tmp_path / CLAIM_FILE
         os.utime(path, (0, 0))
-        deadline = time.monotonic() + 150
-        while path.stat().st_mtime == 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: path.stat().st_mtime != 0)
 
 
 def test_a_claim_that_seems_old_because_the_clock_was_set_is_not_taken_over(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from raysearch.base.errors import STOPS
 from raysearch.cli import main as cli
 from raysearch.studies.results import verify
 from tests.conftest import command_environment
-from tests.processes import children, descendants, hears, listening, started_by
-from tests.raysearch.gated import LONGEST_S
+from tests.processes import LONGEST_S, children, descendants, hears, listening, started_by, wait_until
 from tests.raysearch.gated import let_pass as let_pass
 
 CHILD = """
@@ -84,14 +83,14 @@ def test_a_command_that_dies_leaves_nothing_behind_and_says_how_to_go_on() -> No
 @pytest.mark.parametrize("code", [2, 3])
 def test_a_mistake_is_not_followed_by_how_to_go_on(code: int) -> None:
     process = start_child("sys.argv += ['--resume']", f"return {code}")
-    assert process.communicate(timeout=60) == ("", "")
+    assert process.communicate(timeout=LONGEST_S) == ("", "")
     assert process.returncode == code
 
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_command_that_other_code_ended_has_not_succeeded(code: int) -> None:
     process = start_child(SAY, TOLD, f"os._exit({code})")
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=LONGEST_S)
     assert process.returncode == 1
     what = f"code that the command called has ended its process, with exit code {code}"
     assert said.startswith(f"error: {what}; every call so far is kept.")
@@ -198,13 +197,6 @@ def kin(process: subprocess.Popen[str]) -> dict[str, int]:
     (keeper,) = children(process.pid)
     (command,) = children(keeper)
     return {"watcher": process.pid, "keeper": keeper, "command": command}
-
-
-def wait_until(true: Callable[[], bool], seconds: float = LONGEST_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_signal_that_came_before_it_could_be_heard_is_one_message_too(capsys: pytest.CaptureFixture[str]) -> None:

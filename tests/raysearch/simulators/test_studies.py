@@ -6,8 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ from raysearch.simulators.protocol import InProcess
 from raysearch.studies.results import read_study_runs
 from raysearch.studies.study_display import Displays, StudyBars, StudyDisplay
 from raysearch.studies.study_file import Study, StudyFile, check_study, run_dir
-from tests.processes import descendants
+from tests.processes import LONGEST_S, descendants, wait_until
 from tests.raysearch.simulators.boxes import BAD_BATCH, held_process
 
 BOXES = "tests.raysearch.simulators.boxes:"
@@ -71,31 +69,32 @@ def test_a_study_of_a_black_box_makes_the_calls_that_its_runs_make_alone(tmp_pat
 @pytest.mark.parametrize(("victim", "seed"), [("worker", 0), ("run", 5)])
 def test_a_process_killed_in_mid_call_changes_nothing(tmp_path: Path, log: Path, victim: str, seed: int) -> None:
     # Seeds that come to the batch, and each its own: answers are kept, and what was asked about is not asked again.
-    planned = study("held", workers=2, searchers=["random"], seeds=[seed], timeout_s=60.0)
+    planned = study("held", workers=2, searchers=["random"], seeds=[seed], timeout_s=LONGEST_S)
     held_process(log).unlink(missing_ok=True)
-    killer = threading.Thread(target=kill, args=(victim, log), daemon=True)
+    over = threading.Event()
+    killer = threading.Thread(target=kill, args=(victim, log, over), daemon=True)
     killer.start()
-    run(planned, tmp_path / "study")
+    try:
+        run(planned, tmp_path / "study")
+    finally:
+        over.set()
     killer.join()
     assert digests(tmp_path / "study") == digests_alone(planned, "hilly", tmp_path, tmp_path / "study")
 
 
-def kill(victim: str, log: Path) -> None:
-    """Kills the worker that `held` keeps, or the run that waits for it; the worker must end either way."""
-    wait_until(held_process(log).is_symlink)
+def kill(victim: str, log: Path, over: threading.Event) -> None:
+    """Kills the worker that `held` keeps, or the run that waits for it; the worker must end either way.
+
+    However long the study takes to come to it, it comes before the study is over.
+    """
+    while not held_process(log).is_symlink():
+        assert not over.wait(0.02)
     worker = int(os.readlink(held_process(log)))
     titles = descendants(os.getpid())
     assert "ray::SimulatorWorker.evaluate" in titles[worker]
     (waiting,) = [pid for pid, title in titles.items() if "ray::gpt_moe_1_2t_16k-random" in title]
     os.kill(worker if victim == "worker" else waiting, signal.SIGKILL)
     wait_until(lambda: worker not in descendants(os.getpid()))
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 150
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,8 @@ from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
 from raysearch.studies.study_status import read_status
 from tests.conftest import command_environment, raysearch_command
-from tests.processes import descendants, started_by
+from tests.processes import LONGEST_S, descendants, started_by
 from tests.raysearch.gated import (
-    LONGEST_S,
     digests,
     holds_rows,
     process_of,

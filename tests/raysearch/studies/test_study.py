@@ -23,6 +23,7 @@ from raysearch.studies.study_file import load_study, run_dir
 from raysearch.studies.study_file import write_study as write_record
 from sim.config.files import CatalogError, list_names
 from tests.conftest import run_here
+from tests.processes import LONGEST_S
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -315,7 +316,7 @@ def test_a_study_that_asks_for_more_cpus_than_there_are_is_refused(
 def test_of_two_studies_into_one_folder_one_is_refused(tiny_workload: Path, tmp_path: Path, start: Start) -> None:
     study = write_study(tmp_path, tiny_workload, seeds=[0])
     both = [start("study", study, "--out", tmp_path / "out", "--set", "cpus=1", "--json") for _ in range(2)]
-    printed = [process.communicate(timeout=150) for process in both]
+    printed = [process.communicate(timeout=LONGEST_S) for process in both]
     codes = [process.returncode for process in both]
     assert sorted(codes) == [0, 2], printed
     assert printed[codes.index(2)][1].startswith("error: ")

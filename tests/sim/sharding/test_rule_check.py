@@ -19,6 +19,7 @@ from sim.sharding.operations import OPERATIONS
 from sim.sharding.placement import PARTIAL, REPLICATE, Array, Partial, Shard, parse_placement
 from sim.sharding.rule_check import DEGREE, check_operation, counter_example
 from sim.sharding.rules import SOURCES, Operation, Rule, einsum_operation, label_rules, rules_of, written
+from tests.processes import LONGEST_S
 
 
 @pytest.mark.parametrize("name", all_operations())
@@ -198,7 +199,7 @@ TORCH_LISTS_WHAT_WE_IMPLY = {"add": {"P(avg), R -> P(avg)", "R, P(avg) -> P(avg)
 def test_the_rules_agree_with_those_of_dtensor_but_for_the_explained() -> None:
     pytest.importorskip("torch")
     script = Path(__file__).with_name("torch_rules.py")
-    asked = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
+    asked = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=LONGEST_S, check=True)
     in_play = [parse_placement(text) for text in ("R", "S(0)", "P(sum)", "P(avg)", "P(max)", "P(min)")]
     for name, theirs in json.loads(asked.stdout).items():
         rules = rules_of(OPERATIONS[name], in_play)

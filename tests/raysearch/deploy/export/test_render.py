@@ -38,6 +38,7 @@ from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Published
 from sim.strategy import Strategy
 from sim.workload import Speculation, Workload
+from tests.processes import LONGEST_S
 from tests.raysearch.deploy.export.test_engines import served
 from tests.raysearch.fuzzing import inputs, runs
 
@@ -90,7 +91,7 @@ def started(folder: Path, script: list[str], **environment: str) -> tuple[list[s
     """Arguments and environment of the program in a folder of stubs that a script starts."""
     told = {"PATH": f"{folder}:{os.environ['PATH']}", "STUB_OUT": str(folder), **environment}
     before = sorted(folder.iterdir())
-    subprocess.run(script, check=True, env=told, cwd=folder, timeout=60, capture_output=True)
+    subprocess.run(script, check=True, env=told, cwd=folder, timeout=LONGEST_S, capture_output=True)
     assert {*folder.iterdir()} <= {*before, folder / "words", folder / "environment"}, "something else was run"
     found, variables = ((folder / name).read_bytes().decode() for name in ("words", "environment"))
     return found.split("\0")[:-1], dict(line.split("=", 1) for line in variables.split("\0")[:-1])

@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fractions import Fraction
@@ -30,7 +29,7 @@ from raysearch.simulators.measurement import Measurement
 from sim.layers.heuristics import megatron_dims
 from sim.optimum.spaces import heuristic_space
 from sim.strategy import Strategy
-from tests.processes import children, ended
+from tests.processes import LONGEST_S, children, ended, wait_until
 from tests.questions import question_about
 
 MODEL = ("--model", "llama_3_1_8b", "--phase", "serve", "--isl", "1000", "--osl", "100", "--engine", "vllm")
@@ -397,7 +396,7 @@ def test_a_tuning_that_is_killed_takes_its_benchmark_along_or_is_not_gone_on_wit
         return
     wait_until(lambda: sum(ended(pid) for pid in benchmarks) == 1)  # what the guard itself has started
     resumed = start(*words, "--resume", cwd=tmp_path)
-    _, said = resumed.communicate(timeout=100)
+    _, said = resumed.communicate(timeout=LONGEST_S)
     assert resumed.returncode == 2
     (line,) = said.splitlines()
     assert "still runs; end it first: kill -9 " in line
@@ -407,13 +406,6 @@ def test_a_tuning_that_is_killed_takes_its_benchmark_along_or_is_not_gone_on_wit
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     wait_until(lambda: all(ended(pid) for pid in benchmarks))
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 100
-    while not true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ from sim.engines.engine_registry import engine_rules
 from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import space_of
 from sim.simulate import evaluate
+from tests.processes import LONGEST_S
 from tests.questions import question_about
 
 RUNNER = CliRunner()
@@ -407,7 +408,7 @@ def test_a_folder_is_written_though_nobody_reads_what_is_printed(
     process = start("recommend", *words, "--phase", "decode", "--out", tmp_path)
     assert process.stdout is not None
     process.stdout.close()
-    assert process.wait(timeout=200) == 0
+    assert process.wait(timeout=LONGEST_S) == 0
     assert json.loads((tmp_path / "recommendation.json").read_text())["sensitivity"]
     assert (tmp_path / "best" / "start.sh").is_file()
 
