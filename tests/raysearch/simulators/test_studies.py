@@ -97,18 +97,11 @@ def kill(victim: str, log: Path, over: threading.Event) -> None:
     wait_until(lambda: worker not in descendants(os.getpid()))
 
 
-@pytest.mark.parametrize(
-    ("box", "reason"),
-    [
-        ("raises", "no such batch"),
-        ("hangs", "no answer within 1 s"),
-        ("dies", "process died"),
-        ("nan", "finite tokens_per_s_per_gpu"),
-    ],
-)
+@pytest.mark.parametrize(("box", "reason"), [("raises", "no such batch"), ("dies", "process died")])
 def test_a_black_box_that_fails_ends_its_runs_with_the_strategy_and_the_reason(
     tmp_path: Path, box: str, reason: str
 ) -> None:
+    # Further ways to fail are those of a run: tests/raysearch/simulators/test_workers.py.
     planned = study(box, budget=300, searchers=["random"], timeout_s=1.0)
     with pytest.raises(RunFailed, match=rf"failed on Strategy\(.*batch=64.*{reason}"):
         run(planned, tmp_path / "study")

@@ -102,7 +102,7 @@ def products(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
     return f"{first} * {second} -> {tensor('C', dims[2], parts=False)}", mesh
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(products(), st.sampled_from([(12, 24, 36, 12), (7, 10, 5, 3)]))
 def test_every_plan_gives_the_product(product: tuple[str, dict[str, int]], extents: tuple[int, ...]) -> None:
     text, mesh = product

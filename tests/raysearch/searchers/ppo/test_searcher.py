@@ -3,6 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import ClassVar
 
 import pytest
 
@@ -23,6 +24,7 @@ from sim.simulate import evaluate
 class TestConformance(SearcherSuite):
     searcher = "ppo_paper"
     budget = 41
+    options: ClassVar = {"embedding": 32, "hidden": 32, "feed_forward": 32}
 
 
 class TestOurPreset(SearcherSuite):
