@@ -128,17 +128,17 @@ def test_learning_makes_the_best_calls_of_a_round_likelier(toy) -> None:
 
 
 def test_the_policy_restarts_after_as_many_calls_without_a_better_elite_as_it_has_patience(toy) -> None:
-    search = toy.copy_search(budget=400, patience=24, rollout_calls=8)
+    search = toy.copy_search(budget=240, patience=24, rollout_calls=8)
     restarts = []
-    for call in range(1, 401):
+    for call in range(1, 241):
         before = search.progress.restarts
         search.advance(1)
         merits = search.module.memory.merits[restarts[-1] if restarts else 0 :]
-        due = call % 8 == 0 and call < 400 and len(merits) - 1 - int(merits.argmax()) >= 24
+        due = call % 8 == 0 and call < 240 and len(merits) - 1 - int(merits.argmax()) >= 24
         assert (search.progress.restarts > before) == due
         if due:
             restarts.append(call)
-    assert len(restarts) >= 4
+    assert len(restarts) >= 2
 
 
 def test_a_restart_renews_the_policy_and_its_elites_and_keeps_calls_and_critic(toy) -> None:
@@ -171,16 +171,16 @@ def test_a_search_resumed_at_any_moment_goes_on_bit_identically(toy) -> None:
         return search.env.actions, [w.tobytes() for w in search.weights], search.agent.figures()
 
     def made():
-        return toy.copy_search(budget=100, seed=3, patience=16)
+        return toy.copy_search(budget=60, seed=3, patience=16)
 
-    unbroken, search, states = fingerprint(made().advance(100)), made(), {}
-    for calls in (0, 5, 16, 77):
+    unbroken, search, states = fingerprint(made().advance(60)), made(), {}
+    for calls in (0, 5, 16, 45):
         search.advance(calls - max(states, default=0))
         states[calls] = pickle.dumps(search.get_state())
-    assert fingerprint(search.advance(23)) == unbroken
+    assert fingerprint(search.advance(15)) == unbroken
     for calls, state in states.items():
-        assert fingerprint(made().set_state(pickle.loads(state)).advance(100 - calls)) == unbroken
-    assert fingerprint(search.set_state(pickle.loads(states[16])).advance(84)) == unbroken  # one that is used already
+        assert fingerprint(made().set_state(pickle.loads(state)).advance(60 - calls)) == unbroken
+    assert fingerprint(search.set_state(pickle.loads(states[16])).advance(44)) == unbroken  # one that is used already
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_tiny_budgets_are_spent_exactly(toy, budget):
 
 
 def test_equal_seeds_give_equal_searches_and_others_do_not(toy):
-    a, b, c = (toy.search(budget=60, seed=seed).advance(60) for seed in (5, 5, 6))
+    a, b, c = (toy.search(budget=30, seed=seed).advance(30) for seed in (5, 5, 6))
     assert a.env.actions == b.env.actions != c.env.actions
     assert all(np.array_equal(x, y) for x, y in zip(a.weights, b.weights, strict=True))
 
