@@ -3,6 +3,9 @@
     python -m venv /tmp/engine && /tmp/engine/bin/pip install sglang==0.5.23
     RAYSEARCH_SGLANG_PYTHON=/tmp/engine/bin/python pytest -m slow tests/raysearch/deploy/export/test_parsers.py
 
+    git clone --branch core_v0.19.0 https://github.com/NVIDIA/Megatron-LM /tmp/lm  # beside a Python that has torch
+    PYTHONPATH=/tmp/lm RAYSEARCH_MEGATRON_PYTHON=python pytest -m slow tests/raysearch/deploy/export/test_parsers.py
+
 No GPU is needed: SGLang resolves and checks its configuration for --device cuda from a model's config.json alone, vLLM
 makes its own for a machine that it is told of. An unpacked wheel on PYTHONPATH does as well as an installed one.
 """
@@ -10,6 +13,7 @@ makes its own for a machine that it is told of. An unpacked wheel on PYTHONPATH 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from pathlib import Path
@@ -19,6 +23,8 @@ import pytest
 
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.formats import exporter
+from sim.config.catalog import read_versions
+from sim.layers.model import Model
 from tests.raysearch.deploy.export.test_engine_words import cases
 
 PARSERS = {
@@ -93,9 +99,43 @@ def check(told):
     args.resolve_once()
     check_server_args(args)
 """,
+    "megatron": """
+import importlib.abc, importlib.machinery, json, os, sys, typing, typing_extensions, unittest.mock
+import torch._functorch.aot_autograd  # before there is a triton
+if not hasattr(typing, "override"):
+    typing.override = typing_extensions.override
+class Kernels(importlib.abc.MetaPathFinder, importlib.abc.Loader):  # which no option needs
+    def find_spec(self, name, path, target=None):
+        ours = name.partition(".")[0] == "triton"
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if ours else None
+    def create_module(self, spec):
+        module = unittest.mock.MagicMock()
+        module.__path__, module.__version__ = [], "3.4.0"
+        return module
+    def exec_module(self, module):
+        pass
+sys.meta_path.append(Kernels())
+torch.cuda.get_device_capability = lambda *given: (9, 0)
+torch.cuda.get_device_properties = lambda *given: unittest.mock.Mock(major=9, minor=0)
+from megatron.core.package_info import __version__ as version
+from megatron.training import arguments
+class parser:
+    def parse_args(words):
+        os.environ |= json.loads(words[0])
+        sys.argv = ["serve", *words[1:]]
+        return arguments.parse_args()
+def check(told):
+    arguments._print_args = lambda *given: None
+    arguments.validate_args(told, {})
+""",
 }
 """What makes `parser` in each engine, and what checks what was parsed."""
-_BESIDE = {"vllm": (), "sglang": ("--device", "cuda", "--skip-tokenizer-init")}
+_BESIDE = {"vllm": (), "sglang": ("--device", "cuda", "--skip-tokenizer-init"), "megatron": ()}
+_SIZES = {
+    "vllm": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    "sglang": ("tp_size", "pp_size"),
+    "megatron": ("world_size",),
+}
 _PARSE = """
 import json, sys
 print("version:", json.dumps(version))
@@ -141,23 +181,40 @@ def words_of(engine: str, deployment: Deployment, configs: Path) -> tuple[list[s
     command = exporter(engine)(deployment).command
     assert command is not None
     words = [word if isinstance(word, str) else f"0{word.suffix}" for word in command.words]
+    if engine == "megatron":
+        options = words[words.index("-m") + 2 :]
+        environment = {"RANK": "0", "WORLD_SIZE": str(deployment.strategy.gpus)} | dict(command.environment)
+        return [json.dumps(environment), *options, *_checkpoint(deployment.workload.model)], True
     start = next(at for at, word in enumerate(words) if word in ("serve", "sglang.launch_server"))
     config = configs / f"{_CONFIGS.get(str(deployment.served_model))}_config.json"
     fetched = any("draft-model" in word or '"draft_model"' in word for word in words)  # whose configuration is not here
     return [*words[start + 1 :], *_BESIDE[engine]], config.is_file() and not fetched
 
 
+def _checkpoint(model: Model) -> list[str]:
+    """The options that a converted checkpoint brings along."""
+    group = max(model.groups, key=lambda each: each.experts)
+    heads: int = getattr(group.attention, "heads", 1)
+    said: dict[str, int] = {"num-layers": model.layers, "hidden-size": model.hidden, "num-attention-heads": heads}
+    said |= {"seq-length": 4096, "max-position-embeddings": 131072, "micro-batch-size": 1}
+    if group.feed_forward and model.is_moe:
+        said |= {"num-experts": group.experts, "moe-router-topk": group.feed_forward.experts_per_token}
+    return [word for name, value in said.items() for word in (f"--{name}", str(value))]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", PARSERS)
 def test_the_engine_s_own_parser_and_checks_take_what_is_exported(engine: str, tmp_path: Path) -> None:
     (version,) = ran(engine, [])["version"]
+    if engine == "megatron":  # whose tags say one more than their names
+        (version,) = (each for each in read_versions("megatron_core") if each.startswith(version.rpartition(".")[0]))
     package = pytest.importorskip("aiconfigurator_core")
     configs = Path(package.__path__[0]) / "model_configs"
     deployments, commands = cases(engine, version), list[tuple[list[str], bool]]()
     for deployment in deployments:
         words, known = words_of(engine, deployment, configs)
         path = str(deployment.served_model)
-        if known:
+        if known and engine != "megatron":
             folder = tmp_path / path.replace("/", "--")
             folder.mkdir(exist_ok=True)
             (folder / "config.json").write_text((configs / f"{_CONFIGS[path]}_config.json").read_text())
@@ -167,7 +224,4 @@ def test_the_engine_s_own_parser_and_checks_take_what_is_exported(engine: str, t
     assert len(found["parsed"]) == len(commands)
     assert len(found["checked"]) == sum(whole for _, whole in commands)
     for deployment, told in zip(deployments, found["parsed"], strict=True):
-        sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-        gpus = [told[size] for size in (sizes if engine == "vllm" else ("tp_size", "pp_size"))]
-        whole = gpus[0] * gpus[1] * (gpus[2] if engine == "vllm" else 1)
-        assert whole == deployment.strategy.gpus
+        assert math.prod(told[size] for size in _SIZES[engine]) == deployment.strategy.gpus
