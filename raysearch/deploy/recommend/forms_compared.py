@@ -16,13 +16,15 @@ from raysearch.deploy.recommend.recommendation import Option, Recommendation, be
 from sim.config.question import Question
 from sim.engines.engine_registry import charged_rules
 from sim.json_object import JsonObject
-from sim.layers.model import Model
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate
 from sim.workload import Workload
 
 FormsCompared = Literal["all", "usual"]
 """Whether others are looked at than the one that an engine starts in."""
+_NOT_TRIED = (
+    "Not tried: EAGLE-3 and draft models, of whose acceptance no public runs tell; --draft and --acceptance price them"
+)
 Changes = Mapping[str, Any]
 """Fields of a question."""
 _SPARE_SHARE = 8
@@ -54,6 +56,14 @@ class ServingForm:
     def tokens_per_s(self) -> float:
         """Of all GPUs at hand."""
         return self.answer.tokens_per_s
+
+    @property
+    def expert_ranks(self) -> int:
+        """GPUs that share the experts of a layer, in the decode pool where there are two; 1 where nothing fits."""
+        answer = self.answer
+        if answer.pair and answer.winner == "disaggregated":
+            return answer.pair.matched.decode.evaluation.strategy.ep
+        return answer.options[0].evaluation.strategy.ep if answer.options else 1
 
     def to_dict(self, gpus: int) -> JsonObject:
         """As JSON has it, of so many GPUs at hand."""
@@ -107,7 +117,7 @@ def compared_forms(
         options = [Option(each, fleet_of(few, each), "", "") for each in bests]
         return _form(name, changes, Recommendation(few, tuple(options), None, {}, (), (), None, pair))
 
-    for name, changes in _of_experts(question, usual.workload):
+    for name, changes in _of_experts(question, usual.workload, found):
         found.append(tried(name, changes))
     before = ahead = _worth_its_options(found)
     for drafts in range(1, _MOST_DRAFTS + 1) if question.draft_tokens is None else ():
@@ -127,25 +137,31 @@ def _worth_its_options(forms: Sequence[ServingForm]) -> ServingForm:
     return best if best.tokens_per_s > _NOTABLE * forms[0].tokens_per_s else forms[0]
 
 
-def _of_experts(question: Question, workload: Workload) -> Iterator[tuple[str, Changes]]:
-    """What may be changed of how experts are reached, of what the question leaves open."""
+def _of_experts(question: Question, workload: Workload, found: Sequence[ServingForm]) -> Iterator[tuple[str, Changes]]:
+    """What may be changed of how experts are reached, of what the question leaves open; the last found is the last."""
     rules, model = charged_rules(workload), workload.model
-    spare = {"redundant_experts": _spare(model)}
-    opens_copies = model.is_moe and question.redundant_experts is None
-    if opens_copies:
-        yield f"EPLB with {_spare(model)} copies", spare
-    if not model.is_moe or rules is None or not rules.overlaps_batches or question.expert_exchange is not None:
+    if not model.is_moe:
         return
-    sent = {"expert_exchange": "all_to_all"}
+    spare: Changes = {}
+    if question.redundant_experts is None:
+        most = max(1, model.experts // _SPARE_SHARE)
+        yield _eplb(most), {"redundant_experts": most}
+        # Every copy is read: where each GPU has several, one does nearly as much for the balance.
+        if 1 < (ranks := found[-1].expert_ranks) < most:
+            yield _eplb(ranks), {"redundant_experts": ranks}
+        spare = max(found[1:], key=lambda each: each.tokens_per_s).changes
+    if rules is None or not rules.overlaps_batches or question.expert_exchange is not None:
+        return
+    sent: Changes = {"expert_exchange": "all_to_all"}
     yield "DeepEP", sent
-    if opens_copies:
-        yield f"DeepEP, EPLB with {_spare(model)} copies", sent | spare
+    if spare:
+        yield f"DeepEP, {_eplb(spare['redundant_experts'])}", {**sent, **spare}
     if question.two_batch_overlap is None:
-        yield "DeepEP, two batches overlapped", sent | {"two_batch_overlap": True}
+        yield "DeepEP, two batches overlapped", {**sent, "two_batch_overlap": True}
 
 
-def _spare(model: Model) -> int:
-    return max(1, model.experts // _SPARE_SHARE)
+def _eplb(copies: int) -> str:
+    return f"EPLB with {copies} copies"
 
 
 def _form(name: str, changes: Changes, answer: Recommendation) -> ServingForm:
@@ -167,4 +183,6 @@ def forms_table(forms: Sequence[ServingForm], gpus: int) -> Table:
     ]
     columns = ("form", "tok/s/GPU at hand", "gain", "strategy")
     title = "Forms, over few batches (± for what drafts hold)"
-    return plain_table(title, columns, rows, left=4, wrap=("form", "strategy"))
+    table = plain_table(title, columns, rows, left=4, wrap=("form", "strategy"))
+    table.caption, table.caption_justify = _NOT_TRIED, "left"
+    return table

@@ -29,12 +29,21 @@ def forms() -> list[ServingForm]:
 
 
 def test_each_form_has_what_its_own_question_is_answered_with(forms: list[ServingForm]) -> None:
-    assert len(forms) == 8
+    assert len(forms) == 9
     chunk = best_alone(asked(ASKED)).demand.workload.chunk_tokens
     for each in forms[:2]:
         demand = asked(replace(ASKED, **each.changes)).under(chunk_tokens=chunk)
         (own,) = best_first(demand, 1)
         assert each.tokens_per_s == pytest.approx(fleet_of(demand, own).tokens_per_s)
+
+
+def test_one_copy_of_an_expert_per_gpu_is_tried_beside_the_published_number(forms: list[ServingForm]) -> None:
+    served = {
+        each.changes.get("redundant_experts", 0): each for each in forms if set(each.changes) <= {"redundant_experts"}
+    }
+    ranks = served[32].expert_ranks
+    assert sorted(served) == [0, ranks, 32]
+    assert served[ranks].tokens_per_s > served[32].tokens_per_s  # which read four copies a GPU
 
 
 def test_drafts_win_where_a_user_is_to_be_fast_and_say_how_sure_that_is(forms: list[ServingForm]) -> None:
@@ -44,7 +53,9 @@ def test_drafts_win_where_a_user_is_to_be_fast_and_say_how_sure_that_is(forms: l
     low, high = best.to_dict(8)["acceptance_interval"]
     assert low < best.tokens_per_s / 8 < high
     assert usual.share == 0
-    assert forms_table(forms, 8).row_count == len(forms)
+    table = forms_table(forms, 8)
+    assert table.row_count == len(forms)
+    assert "EAGLE-3" in str(table.caption)
 
 
 def test_what_a_question_names_stays_and_forms_are_compared_for_checkpoints_that_draft_with_a_load_or_without() -> None:
