@@ -22,9 +22,7 @@ from sim.workload import Workload
 
 FormsCompared = Literal["all", "usual"]
 """Whether others are looked at than the one that an engine starts in."""
-_NOT_TRIED = (
-    "Not tried: EAGLE-3 and draft models, of whose acceptance no public runs tell; --draft and --acceptance price them"
-)
+_NOT_TRIED = "Not tried: EAGLE-3 and draft models, as no public runs tell what they hold; --set draft= prices them"
 Changes = Mapping[str, Any]
 """Fields of a question."""
 _SPARE_SHARE = 8
