@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raysearch.base.terminal import inert
 from raysearch.cli import app
 from raysearch.deploy.export.source import RECOMMENDATION_FILE, TUNED_FILE
 from raysearch.deploy.live.deployment_candidates import candidates_of
@@ -211,6 +212,9 @@ MODEL_FILES = (
     "setup.py",
     "sitecustomize.py",
 )
+WORKING_DIRECTORY = ("json.py", "numpy.py", "torch.py", "typer.py", "sim.py", "raysearch.py", "usercustomize.py")
+"""What Python, or a library, looks for by these names where it looks for modules."""
+PLUGINS = ("raysearch.simulators", "raysearch.searchers", "gymnasium.envs", "pydantic", "console_scripts")
 TRACE = {"timestamp": 2, "input_length": 40, "output_length": 3, "hash_ids": ["$(touch ran)"]}
 MODEL = {
     "model_type": "llama",
@@ -241,6 +245,13 @@ def commands_on_what_else_is_read(top: Path) -> list[list[str]]:
     folder = top / "handed"
     for name in MODEL_FILES:
         (folder / name).write_text(CODE)
+    for name in WORKING_DIRECTORY:
+        (top / name).write_text(CODE)
+    (top / "x.pth").write_text("import evil\n")
+    (top / "evil-1.dist-info").mkdir()
+    (top / "evil-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1\n")
+    points = "".join(f"[{group}]\nevil = evil:f\n" for group in PLUGINS)
+    (top / "evil-1.dist-info" / "entry_points.txt").write_text(points)
     (folder / "config.json").write_text(json.dumps(MODEL))
     (folder / "trace.jsonl").write_text(json.dumps(TRACE) + "\n")
     (folder / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n__import__('evil'),$(touch ran),1\n")
@@ -257,6 +268,10 @@ def commands_on_what_else_is_read(top: Path) -> list[list[str]]:
         json.dumps(resealed({"question": {"workload": "handed/w.toml"}, "points": [{**point, "ways": {}}]}))
     )
     (folder / "master.yaml").write_text("e: !!python/object/apply:os.system ['touch ran']\n")
+    skipped = {"\x1b[2J": {"\u202e": 1}}
+    forecast = {"made_by": "evil:f", "date": "$(touch ran)", "predictions": [], "not_predicted": skipped}
+    (folder / "forecast.json").write_text(json.dumps(resealed(forecast)))
+    (folder / "release.toml").write_text('engine = "vllm"\nversion = "9"\nmodule = "evil:f"\n')
     (folder / "aiter").mkdir()
     (folder / "aiter" / "a8w8_tuned.csv").write_text("gfx,cu_num,M,N,K,us\nevil:f,256,1,1,1,=cmd|'/c touch ran'!A1\n")
     (folder / "h.toml").write_text('name = "h"\nmodule = "evil:f"\n')
@@ -295,15 +310,29 @@ def commands_on_what_else_is_read(top: Path) -> list[list[str]]:
         *([*replayed, "--set", f"trace=handed/{name}"] for name in ("trace.jsonl", "trace.csv", "x.whl", "evil.py")),
         *([*searched, f"s{at}", "-s", "random", "--set", f"start={each}"] for at, each in enumerate(starts)),
         ["search", "-w", "w.toml", "-s", "annealing", "--budget", "20", "--out", "handed/half", "--resume"],
-        ["place", "handed/fleet.toml"],
+        [*searched, "again", "-s", "annealing", "--set", "replay=handed/half"],
+        ["complete", *asked, "--layout", "tp1"],
+        ["pools", *asked, "--out", "pools"],
+        ["verify", "pools"],
+        ["evaluate", *asked, *run, "--engine-version", "handed/release.toml"],
+        ["matmul", "A[I, J_X] B[J_X, K] -> C[I, K]", "--mesh", "X=4", "--hardware", "handed/h.toml"],
+        ["verify-rules", "--set", "view=4,8,6->32,6"],
+        ["list", "--json"],
+        *([command, "handed/half"] for command in ("status", "report", "verify")),
+        ["place", "handed/fleet.toml", "--out", "placed", "--set", "requests=100"],
+        ["verify", "placed"],
+        ["export", "placed"],
         ["calibrate", "handed", "--hardware", "h100_sxm", "--out", "c.json"],
         ["calibrate", "handed/x.whl", "--hardware", "h100_sxm", "--out", "c.json"],
         ["calibrate", "handed/aiter", "--hardware", "mi355x", "--set", "system=gfx950", "--out", "c.json"],
         ["validate", "handed"],
+        ["validate", "handed", "--set", "calibration=handed/calibration.json"],
         ["verify", "handed/proof.json"],
         ["export", "handed/proof.json"],
         ["export", "pools"],
         ["forecast", "handed/master.yaml", "--out", "f.json"],
+        ["forecast", "handed/forecast.json"],
+        ["verify", "handed/forecast.json"],
         ["pretrain", "handed/pre.toml", "--out", "pre", "--set", "processes=1"],
         ["pretrain", "handed/pre.toml", "--out", "handed", "--set", "processes=1"],
     ]
@@ -340,6 +369,7 @@ def test_nothing_that_is_handed_has_anything_imported_or_run(
     for each in told:
         assert not each["seen"], each
         assert not each["traceback"], each
+        assert inert(each["said"]) == each["said"], each
         assert each["code"] in (0, 1, 2, 3), each
     assert not list(top.rglob("ran"))
 
