@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+import raysearch as rs
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.layers.heuristics import megatron_dims
 from sim.layers.sizes import Load
 from sim.nearness import idle_slos
+from sim.optimum.certificate import certify
+from sim.optimum.checker import check
 from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import joint_space
 from sim.prices.engine import BARE
@@ -79,6 +82,7 @@ def test_its_optimum_is_that_of_brute_force(workload: Workload) -> None:
     assert best is not None
     assert 0 < every.feasible.sum() < len(every)
     assert best.tokens_per_s_per_gpu == pytest.approx(every.tokens_per_s_per_gpu[every.feasible].max(), rel=1e-12)
+    check(space, certify(space, best))
 
 
 def test_an_slo_of_tokens_that_it_does_not_make_is_told(workload: Workload) -> None:
@@ -96,6 +100,21 @@ def test_it_is_a_phase_of_files(tmp_path: Path, raysearch: Command) -> None:
     assert told["phase"] == "embed"
     assert told["tpot_s"] is None
     assert told["ttft_s"] > 0
+
+
+def test_it_is_searched(tmp_path: Path) -> None:
+    question = rs.question(model="mistral_7b", phase="embed", isl=2000, osl=1, ttft_ms=2000, gpus=4)
+    found = rs.search(question, searcher="random", budget=20, out=tmp_path / "found")
+    assert found.strategy is not None
+    assert found.fraction_of_optimum is not None
+    assert 0 < found.fraction_of_optimum <= 1
+
+
+def test_it_is_explained(raysearch: Command) -> None:
+    asked = ("--model", "mistral_7b", "--phase", "embed", "--isl", "2000", "--osl", "1", "--tp", "2", "--batch", "4")
+    done = raysearch("explain", *asked)
+    assert done.returncode == 0
+    assert "residual_in[t, d] to the next layer" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["evaluate", "optimum", "recommend"])

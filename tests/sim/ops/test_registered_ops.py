@@ -32,6 +32,8 @@ from sim.layers.ops import FusedOp, Megatron
 from sim.ops.layers import all_operations, layer_of, op_names, register_op, withdraw_op
 from sim.ops.rank import Rank, Work, elementwise, gemm
 from sim.ops.work import norm_work
+from sim.optimum.certificate import certify
+from sim.optimum.checker import check
 from sim.optimum.exact_search import find_best
 from sim.optimum.landscape import find_optimum
 from sim.optimum.spaces import Space, extended_space, joint_space, paper_space, space_of
@@ -197,6 +199,13 @@ def test_the_optimum_is_that_of_brute_force(served: Workload, of: Callable[[Work
     best = find_best(space).evaluation
     assert best is not None
     assert best.tokens_per_s_per_gpu == pytest.approx(every.tokens_per_s_per_gpu[every.feasible].max(), rel=1e-12)
+
+
+def test_its_optimum_is_proven(toy_moe: Workload) -> None:
+    space = some(joint_space(gated(toy_moe)))
+    best = find_best(space).evaluation
+    assert best is not None
+    check(space, certify(space, best))
 
 
 def test_many_at_once_have_the_figures_of_one_by_one(served: Workload) -> None:
