@@ -57,4 +57,4 @@ ByDtype = dict[Dtype, Share]
 class FileSchema(BaseModel):
     """What every configuration file shares: unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # a command reads few kinds of files

@@ -532,7 +532,7 @@ if TYPE_CHECKING:
 else:
     RecordedQuestion = create_model(
         "RecordedQuestion",
-        __config__=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False),
+        __config__=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True),
         **{name: (Text | None if str in get_args(get_args(hint)[0]) else hint, None) for name, hint in _HINTS.items()},
     )
 
