@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ import yaml
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.deployments import Skipped
 from raysearch.fidelity.calibration.inferencex_results import ENGINES, drafts_of, machine_named, whole_number
-from sim.config.reading import Unreadable, read_bytes
+from sim.config.reading import MOST_VALUES, Unreadable, read_bytes
 from sim.json_object import JsonObject
 
 SHORT_NAMES: Mapping[str, str] = {
@@ -127,7 +128,7 @@ class Announced:
 def read_entries(path: Path) -> dict[str, JsonObject]:
     """The entries of one file by name. Raises: InputError."""
     try:
-        content = yaml.safe_load(read_bytes(path, LARGEST_ANNOUNCEMENT_BYTES))
+        content = _parsed(read_bytes(path, LARGEST_ANNOUNCEMENT_BYTES))
     except (OSError, Unreadable) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     except _NO_YAML as error:
@@ -135,6 +136,29 @@ def read_entries(path: Path) -> dict[str, JsonObject]:
     if not (isinstance(content, dict) and all(isinstance(entry, dict) for entry in content.values())):
         raise InputError(f"{path}: expected entries by name, as in InferenceX's configs/nvidia-master.yaml")
     return {str(name): entry for name, entry in cast("dict[Any, JsonObject]", content).items()}
+
+
+def _parsed(content: bytes) -> Any:
+    """What YAML says. Raises: One of `_NO_YAML`, also where its aliases stand for more values than any file has."""
+    loader = yaml.SafeLoader(content)
+    try:
+        root = loader.get_single_node()
+        if root is not None and _values_of(root, {}) > MOST_VALUES:
+            raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
+        return root and loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _values_of(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
+    """How many values it has where each alias is written out."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if node not in known:
+        known[node] = MOST_VALUES  # what contains itself has no end
+        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        known[node] = 1 + sum(_values_of(each, known) for each in parts)
+    return known[node]
 
 
 def announced(name: str, entry: JsonObject, path: Path) -> Iterator[Announced | Skipped]:

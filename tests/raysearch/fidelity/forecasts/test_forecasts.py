@@ -133,6 +133,15 @@ TAGS = ("!!int 'x'", "!!bool x", "!!timestamp x", "&a [*a]", "2001-13-99", "{[1]
 """What a parser of YAML may fail at without calling it an error of YAML."""
 
 
+@pytest.mark.parametrize("each", ["[{}]", "{{<<: [{}]}}"])
+def test_aliases_that_stand_for_billions_are_refused_before_they_are_written_out(tmp_path: Path, each: str) -> None:
+    laughs = ["- &a0 {x: 1}", *(f"- &a{n} {each.format(', '.join([f'*a{n - 1}'] * 10))}" for n in range(1, 12))]
+    entry = "".join(f"  {name}: *a11\n" for name in ENTRY)
+    (tmp_path / "laughs.yaml").write_text("\n".join(["z:", *laughs, "e:", entry]))
+    with pytest.raises(InputError, match="stand for more than 1,000,000 values"):
+        read_entries(tmp_path / "laughs.yaml")
+
+
 def test_forged_announcements_are_understood_or_refused(tmp_path: Path) -> None:
     path, entry = tmp_path / "master.yaml", {**ENTRY, "scenarios": layouts(POOLS, {"tp": 8, "conc-list": [4]})}
     for seed in range(INPUTS):
