@@ -13,14 +13,12 @@ ASKED = ("--model", "llama_3_1_8b", "--isl", "2000", "--osl", "100", "--gpus", "
 BARE = ("--engine", "none", "--set", "batches=powers_of_two", "--space")
 COMBINED = {
     "in parts": (*BARE, "joint", "--phase", "prefill", "--ttft-ms", "30"),
-    "merged": (*BARE, "joint", "--phase", "decode"),
-    "two dims": (*BARE, "two_dimensional", "--phase", "decode"),
+    "merged, over two dims": (*BARE, "two_dimensional", "--phase", "decode"),
     "an engine": ("--engine", "vllm", "--phase", "serve", "--ttft-ms", "4000"),
 }
 CHOSEN = {
     "in parts": ("overlap_parts=4", "fp8_gather=yes", "all_reduce=two_shot", "stage_layers=17,15"),
-    "merged": ("merge_collectives=yes", "fp8_gather=yes", "all_reduce=ring"),
-    "two dims": ("tp_inner=4", "all_reduce=nccl"),
+    "merged, over two dims": ("merge_collectives=yes", "fp8_gather=yes", "all_reduce=ring", "tp_inner=4"),
     "an engine": ("all_reduce=ring", "stage_layers=17,15"),
 }
 

@@ -341,20 +341,11 @@ def test_the_optimum_with_two_inputs_merged_is_that_of_brute_force(phase: str, t
     assert (many.tokens_per_s_per_gpu > plain.tokens_per_s_per_gpu * 1.001).any()
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        Question(workload="gpt_moe_1_2t_64k"),
-        dataclasses.replace(
-            PROMPTS, model="mixtral_8x22b", kv_cache="fp8", hardware="h100_sxm", gpus=32, ttft_ms=300.0
-        ),
-    ],
-    ids=["decode", "prompts"],
-)
 def test_merging_the_residual_stream_with_what_is_added_to_it_could_gain_nothing(
-    asked: Question, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Were it in one call with whatever else the op reads, moved or not, the optimum would be the same."""
+    asked = dataclasses.replace(PROMPTS, model="mixtral_8x22b", hardware="h100_sxm", gpus=32, ttft_ms=300.0)
     moves_s, merged_moves_s, shortened = Sides.moves_s, layer.merged_moves_s, 0
 
     def merged(rank: Rank, tensor: Tensor, ends: Sequence[int], found: tuple[float, ...]) -> tuple[float, ...]:
