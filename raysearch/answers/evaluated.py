@@ -51,10 +51,10 @@ class EvaluationResult(Result):
 
     @property
     def broken(self) -> list[str]:
-        """The limits that it breaks, and what the engine whose space is searched refuses; empty if it can be run."""
+        """Limits that it breaks, and what the engine whose space is searched refuses; empty if it can be run."""
         engine = space_of(self.workload).engine
         refused = engine.refusals(self.workload, self.strategy) if engine else []
-        return [*(violation.message for violation in self.evaluation.violations), *refused]
+        return list(dict.fromkeys([*(violation.message for violation in self.evaluation.violations), *refused]))
 
     @property
     def feasible(self) -> bool:

@@ -342,6 +342,10 @@ def test_what_cannot_be_met_is_a_result() -> None:
     impossible = rs.recommend(rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=0.01), top=1)
     assert (impossible.feasible, impossible.best) == (False, None)
     assert "Nothing is feasible" in str(impossible)
+    refused = rs.evaluate(
+        rs.question(model="deepseek_v3", engine="sglang", isl=1000, osl=100, gpus=16), tp=16, ep=3, batch=8
+    )
+    assert len(refused.broken) == len(set(refused.broken)) == 2  # GPUs, and what engine and space refuse alike
 
 
 @pytest.mark.parametrize(
