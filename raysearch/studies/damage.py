@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from raysearch.base.errors import InputError
 from raysearch.base.file_io import Damaged, aside, read_record
 from raysearch.runs.checkpoint import CHECKPOINT_FILE
 from raysearch.runs.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, StudyRecord
@@ -65,5 +66,8 @@ def _check(folder: Path, record: JsonFields | None = None) -> None:
 
 
 def _place(folder: Path, name: str) -> Path:
-    (folder / DAMAGED_FOLDER).mkdir(exist_ok=True)
-    return aside(folder / DAMAGED_FOLDER / name)
+    place = folder / DAMAGED_FOLDER
+    if place.is_symlink():  # what was handed would be put where it leads, where modules are looked for, say
+        raise InputError(f"{place} is a link: expected a folder; remove it")
+    place.mkdir(exist_ok=True)
+    return aside(place / name)

@@ -392,6 +392,15 @@ def test_a_file_behind_a_link_is_damage(out: Path) -> None:
     assert f"{ROWS_FILE} is no regular file" in survey(out).damaged[run.name]
 
 
+def test_nothing_is_put_aside_behind_a_link(out: Path, tmp_path: Path) -> None:
+    (elsewhere := tmp_path / "site-packages").mkdir()
+    (out / "damaged").symlink_to(elsewhere)
+    (out / "runs" / "numpy").mkdir()
+    with pytest.raises(InputError, match="damaged is a link: expected a folder"):
+        set_aside_damaged(out)
+    assert list(elsewhere.iterdir()) == []
+
+
 def test_runs_behind_a_link_are_refused(out: Path) -> None:
     (out / "runs").rename(out.parent / "elsewhere")
     (out / "runs").symlink_to(out.parent / "elsewhere")
