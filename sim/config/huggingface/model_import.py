@@ -155,7 +155,7 @@ def _notes(formats: Formats, unsaid: Mapping[str, int], *, is_text: bool) -> lis
         notes.append("the text model alone: what sees or hears is left out")
     if formats.unknown and formats.weights is None:
         usual = "bf16" if formats.experts else "fp8"
-        notes.append(f"{formats.unknown}: charged as {usual}, or in the first format of the engine; --weights names another")
+        notes.append(f"{formats.unknown}: charged as {usual}, or as the engine requires; --weights names another")
     elif formats.unknown:
         notes.append(formats.unknown)
     if formats.kv_cache is None:
