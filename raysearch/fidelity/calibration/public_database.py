@@ -25,6 +25,8 @@ _LARGEST_TABLE_BYTES = 128 * 1024**2
 """[assumed] Of a file, and of its rows as they are encoded; several times the largest."""
 _MOST_CELLS = 2 * 10**7
 """[assumed] Several times those of the largest table; in memory each takes eight bytes, however few in the file."""
+_MOST_CELLS_TOGETHER = 5 * 10**7
+"""[assumed] Of all tables of a machine that are kept: of few engines, however many a file names."""
 
 
 class _Table(NamedTuple):
@@ -99,6 +101,8 @@ def write_tables(database: Path, system: str, folder: Path) -> list[str]:
                 known = newest.get((table.file, engine))
                 if known is None or order > known[0]:
                     newest[table.file, engine] = (order, version, _as_measured(path, table, frame, engine, version))
+        if sum(each.size for _, _, each in newest.values()) > _MOST_CELLS_TOGETHER:
+            raise InputError(f"{database} has more than {_MOST_CELLS_TOGETHER:,} cells of {system!r}")
     if not newest and system in systems:
         raise InputError(f"{database} has no table of {system!r} whose columns are known")
     if not newest:

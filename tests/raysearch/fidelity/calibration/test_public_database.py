@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from pyarrow import parquet
 
 from raysearch.base.errors import InputError
+from raysearch.fidelity.calibration import public_database
 from raysearch.fidelity.calibration.measured_tables import read_table
 from raysearch.fidelity.calibration.public_database import write_tables
 from tests.raysearch.fuzzing import broken, inputs, tried
@@ -64,6 +66,16 @@ def test_the_newest_version_of_each_engine_is_read_in_microseconds(tmp_path: Pat
     assert len(gemm) == 72
     assert gemm.latency_us.max() == pytest.approx(4 + 2 * 32768 * 8192**2 / 1e9)  # longer than any grid, as it was
     assert (decode.kv_len.tolist(), decode.num_kv_heads.tolist(), decode.latency_us.tolist()) == ([512], [8], [10.0])
+
+
+def test_a_database_of_more_engines_than_there_are_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = published(tmp_path / "wheel")
+    for place in list(whole.rglob("vllm")):
+        for number in range(9):
+            shutil.copytree(place, place.with_name(f"engine{number}"))
+    monkeypatch.setattr(public_database, "_MOST_CELLS_TOGETHER", 5000)
+    with pytest.raises(InputError, match="has more than 5,000 cells of 'b200_sxm'"):
+        write_tables(whole, "b200_sxm", tmp_path)
 
 
 def test_a_wheel_is_read_and_its_source_is_kept(raysearch, tmp_path: Path) -> None:
