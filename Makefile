@@ -13,7 +13,7 @@ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
   { echo "raysearch needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || true); choose another: make PYTHON=python3.11 ..." >&2; exit 1; }
 endef
 
-.PHONY: help search test test-cluster fuzz docs check types pages quick-tests slow-tests slow-learning slow-studies slow-others setup setup-dev hashes clean
+.PHONY: help search test test-cluster fuzz docs check types pages quick-tests slow-tests slow-learning slow-studies slow-simulators slow-others setup setup-dev hashes clean
 
 help:
 	@echo "make search        set up .venv and run the quickstart study"
@@ -46,7 +46,7 @@ check:
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	@# Slow tests mostly wait for processes, the rest computes: beside each other they take half the time.
-	$(MAKE) --no-print-directory -j5 --output-sync=line slow-tests quick-tests types pages
+	$(MAKE) --no-print-directory -j6 --output-sync=line slow-tests quick-tests types pages
 
 pages: # without the makers' notice about versions to come
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -57,11 +57,12 @@ types:
 quick-tests:
 	$(BIN)/pytest -m 'not slow and not cluster'
 
-# Three lanes, each with processes, ports and folders of its own; all in tests/: the other folders have examples alone.
+# Four lanes, each with processes, ports and folders of its own; all in tests/: the other folders have examples alone.
 SLOW := $(BIN)/pytest -m 'slow and not cluster'
 LEARNING := tests/raysearch/searchers tests/test_rllib_page.py
-STUDIES := tests/cluster tests/raysearch/processes tests/raysearch/studies
-slow-tests: slow-learning slow-studies slow-others
+STUDIES := tests/raysearch/processes tests/raysearch/studies
+SIMULATORS := tests/raysearch/simulators tests/cluster
+slow-tests: slow-studies slow-simulators slow-learning slow-others
 
 slow-learning:
 	$(SLOW) $(LEARNING)
@@ -69,8 +70,11 @@ slow-learning:
 slow-studies:
 	$(SLOW) $(STUDIES)
 
+slow-simulators:
+	$(SLOW) $(SIMULATORS)
+
 slow-others:
-	$(SLOW) tests $(addprefix --ignore=,$(LEARNING) $(STUDIES))
+	$(SLOW) tests $(addprefix --ignore=,$(LEARNING) $(STUDIES) $(SIMULATORS))
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
