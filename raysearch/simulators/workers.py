@@ -27,6 +27,8 @@ from sim.evaluation import Evaluation
 from sim.strategy import Strategy
 from sim.workload import Workload
 
+_START_S = 4 * START_TIMEOUT_S
+"""[assumed] Longest start of a worker, which is not begun anew after it: that there is room was checked before."""
 _STARTS = 3
 """[assumed] Processes that may die in a row before any of them has answered: then it is not chance."""
 
@@ -110,7 +112,7 @@ class _Worker:
 
     actor: Any
     promise: Any
-    deadline: Deadline = field(default_factory=lambda: Deadline(START_TIMEOUT_S))
+    deadline: Deadline = field(default_factory=lambda: Deadline(_START_S))
     where: _Place | None = None
     call: _Call | None = None
 
@@ -275,7 +277,7 @@ class Workers:
         self._lost_starts += 1
         up = any(each.where for each in self._workers)
         if worker.deadline.passed and not up:
-            raise NoWorker(f"no worker started within {START_TIMEOUT_S:g} s: is there room for it?")
+            raise NoWorker(f"no worker started within {_START_S:g} s: is there room for it?")
         if self._lost_starts >= _STARTS and not worker.deadline.passed:
             raise NoWorker(f"{_STARTS} workers' processes died as they started")
 
