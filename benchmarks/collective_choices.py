@@ -78,7 +78,7 @@ def stages() -> None:
         Question(model="qwen3_32b", gpus=8, **decoded): (2, 4),
         Question(model="llama_3_1_70b", gpus=8, phase="prefill", isl=4000, osl=500, **BARE): (2, 4),
         Question(workload="gpt_moe_1_2t_16k"): (2, 4, 8),
-        replace(DEEPSEEK, engine="vllm", phase="serve", batches=None): (1, 2, 4),
+        replace(DEEPSEEK, engine="vllm", phase="serve"): (1, 2, 4),
     }
     for each, counts in asked.items():
         workload = each.load()
