@@ -334,10 +334,11 @@ class Question:
         ),
     ] = None
     tpot_ms: Annotated[
-        float | None, About("Limit on the time per output token.", "limits", "no limit", "tpot_slo_ms")
+        float | None, About("Limit on the time per output token, in milliseconds.", "limits", "no limit", "tpot_slo_ms")
     ] = None
     ttft_ms: Annotated[
-        float | None, About("Limit on the time to the first token.", "limits", "no limit", "ttft_slo_ms")
+        float | None,
+        About("Limit on the time to the first token, in milliseconds.", "limits", "no limit", "ttft_slo_ms"),
     ] = None
     gpus: Annotated[
         int | None,
