@@ -68,16 +68,20 @@ def _check_neighbours() -> None:
     """Makes sure that `sim` and `envs` are those beside this package, whatever else the import path has.
 
     Raises:
-        ImportError: A package of the same name comes first.
+        ImportError: A package of the same name comes first; the command ends with one line that says so.
     """
     for name in ("sim", "envs"):
         found, own = find_spec(name), os.path.join(os.path.dirname(__path__[0]), name, "__init__.py")
         if found is not None and os.path.realpath(found.origin or "") != os.path.realpath(own):
-            raise ImportError(
+            text = (
                 f"raysearch's own package {name!r} is hidden by {found.origin or 'a folder of that name'}, which comes "
                 "first in the import path: rename that, or keep its folder out of the path (python -P leaves the "
                 "working directory out)"
             )
+            if sys.argv and os.path.basename(sys.argv[0]) in ("raysearch", "-m"):  # "-m" until its module runs
+                print(f"error: {text}", file=sys.stderr)
+                sys.exit(2)
+            raise ImportError(text)
 
 
 _check_neighbours()

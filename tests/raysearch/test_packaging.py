@@ -65,10 +65,19 @@ def test_what_is_installed_is_what_is_pinned() -> None:
 def test_a_package_of_the_users_that_hides_one_of_ours_is_one_error_with_its_path(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").touch()
-    command = [sys.executable, "-c", "import raysearch"]
+    (tmp_path / "raysearch").write_text("from raysearch.cli.entry import start_command\nstart_command()\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(CHECKOUT)])}
-    refused = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert f"ImportError: raysearch's own package '{name}' is hidden by {tmp_path / name}" in refused.stderr
+    text = f"raysearch's own package '{name}' is hidden by {tmp_path / name}"
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    assert f"ImportError: {text}" in run("-c", "import raysearch").stderr
+    for command in (run(str(tmp_path / "raysearch"), "list"), run("-m", "raysearch", "list")):
+        assert command.returncode == 2
+        assert command.stderr.startswith(f"error: {text}")
+        assert command.stderr.count("\n") == 1
 
 
 def test_the_version_is_that_of_the_distribution_and_needs_no_installation() -> None:
