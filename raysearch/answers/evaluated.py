@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from raysearch.answers.result import Result
 from raysearch.base.file_io import served_text, strategy_dict
+from raysearch.base.measured_first_tokens import steady_first_token_s
 from raysearch.base.priced_heading import priced_dict
 from sim.config.question import Question
 from sim.engines.engine_registry import lacking_formats
@@ -202,6 +203,7 @@ def evaluation_dict(workload: Workload, evaluation: Evaluation) -> JsonObject:
         "interval_because": evaluation.interval_because,
         "ttft_s": evaluation.ttft_s if phase.prefills else None,
         "ttft_interval_s": list(evaluation.ttft_interval_s) if phase.prefills else None,
+        "measured_ttft_s": steady_first_token_s(workload, evaluation),
         "expected_error": evaluation.expected_error,
         "extrapolated": list(evaluation.extrapolated),
         "gpus": evaluation.gpus,

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from raysearch.base.console import InertConsole
 from raysearch.base.file_io import degrees_text
+from raysearch.base.measured_first_tokens import steady_first_token_text
 from raysearch.base.priced_heading import priced_text
 from sim.evaluation import Evaluation, OpBreakdown
 from sim.json_object import JsonFields
@@ -153,6 +154,7 @@ def _latencies(workload: Workload, evaluation: Evaluation) -> str:
         within = evaluation.ttft_within
         latency_text += f", {evaluation.ttft_s * 1e3:.0f} ms to the first token{_allowed(workload.ttft_slo_s, within)}"
         latency_text += f" without a queue, by its kernels {low_s * 1e3:.0f} to {high_s * 1e3:.0f} ms"
+        latency_text += f"; {text}" if (text := steady_first_token_text(workload, evaluation)) else ""
     return latency_text + (f" ({evaluation.interval_because})" if evaluation.interval_because else "")
 
 

@@ -97,7 +97,7 @@ def as_they_come(
         for replica in fleet:
             replica.advance(time_s)
         watch(log, request, time_s)
-        choose(request).submit(request, time_s)
+        choose(request, time_s).submit(request, time_s)
     for replica in fleet:
         replica.advance(math.inf)
     return outcome_of(fleet, requests, requests.arrival_s.copy(), log)
@@ -158,22 +158,22 @@ def on_groups(
     return GroupOutcome(outcome_of(working, requests, requests.arrival_s.copy(), log), np.array(went), busy_s)
 
 
-def _router(name: RouterName, fleet: Sequence[LiveReplica]) -> Callable[[int], LiveReplica]:
+def _router(name: RouterName, fleet: Sequence[LiveReplica]) -> Callable[[int, float], LiveReplica]:
     turn = 0
 
-    def in_turn(_request: int) -> LiveReplica:
+    def in_turn(_request: int, _time_s: float) -> LiveReplica:
         nonlocal turn
         turn += 1
         return fleet[(turn - 1) % len(fleet)]
 
-    def least_loaded(_request: int) -> LiveReplica:
-        return min(fleet, key=lambda replica: replica.unfinished)
+    def least_loaded(_request: int, time_s: float) -> LiveReplica:
+        return min(fleet, key=lambda replica: replica.unfinished(time_s))
 
-    def prefix(request: int) -> LiveReplica:
-        return min(fleet, key=lambda replica: replica.unfinished - replica.cached_blocks(request) / _WORTH)
+    def prefix(request: int, time_s: float) -> LiveReplica:
+        return min(fleet, key=lambda each: each.unfinished(time_s) - each.cached_blocks(request) / _WORTH)
 
     if len(fleet) == 1:
-        return lambda _request: fleet[0]
+        return lambda _request, _time_s: fleet[0]
     return {"round_robin": in_turn, "least_loaded": least_loaded, "prefix": prefix}[name]
 
 

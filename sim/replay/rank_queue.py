@@ -66,6 +66,7 @@ class RankQueue:
         sequences: That decode.
         context_tokens: Of all of them together.
         stalled_s: How long those that decode have stood still since their last token.
+        held: Whether those that wait are not let in, though there is room.
         preempted: How often a request gave up its room.
         looked_up_tokens, hit_tokens: Of prompts let in, all and those found in the cache.
     """
@@ -76,12 +77,14 @@ class RankQueue:
         self.sequences = self.preempted = self.hit_tokens = self.looked_up_tokens = 0
         self.context_tokens = self.stalled_s = 0.0
         self._waiting: deque[Turn] = deque()
+        self._looks_always, self._seen, self.held = scheduler.receive_steps == 1, 0, False
         self._prompts: list[Turn] = []
         self._arrived: list[Turn] = []  # with computed prompts, whose first token is to come
         self._decoding: dict[int, Turn] = {}  # by request, in the order of their first tokens
         self._ends: list[tuple[int, int, Turn]] = []  # heap: the rank's decode steps at the end, request
         self._steps = 0
         self._requests, self._policy, self._most = requests, scheduler.policy, scheduler.max_sequences
+        self._rows = scheduler.rows
         self._reserve = 1.0 if scheduler.reserves_output else scheduler.policy.reserved_output
         self._keeps_promises = scheduler.reserves_output
         self._room, self._gained = room_tokens, gained
@@ -112,7 +115,22 @@ class RankQueue:
         if prompt + answer + self._beside > self._room:
             return False
         self._waiting.append(Turn(request, prompt, answer, computed=computed))
+        self._seen += self._looks_always
         return True
+
+    def look(self) -> None:
+        """The scheduler sees all that wait."""
+        self._seen = len(self._waiting)
+
+    @property
+    def unseen(self) -> bool:
+        """Whether someone waits whom the scheduler has not seen."""
+        return self._seen < len(self._waiting)
+
+    @property
+    def wants_in(self) -> bool:
+        """Whether a prompt is being computed or could begin."""
+        return bool(self._prompts) or self._has_room()
 
     def give_up(self, before_s: float) -> list[int]:
         """Refuses those first in the queue that came before a time and have had no token."""
@@ -123,6 +141,7 @@ class RankQueue:
             if arrived[turn.request] >= before_s or turn.left < answers[turn.request]:
                 break
             found.append(self._waiting.popleft().request)
+            self._seen = max(0, self._seen - 1)
         return found
 
     def cached_blocks(self, request: int) -> int:
@@ -144,6 +163,7 @@ class RankQueue:
             self._leave(turn)
             turn.alive = False
             self._waiting.appendleft(Turn(turn.request, turn.prompt + gained, turn.left - gained))
+            self._seen += 1
             self.preempted += 1
         return self.preempted > before
 
@@ -152,6 +172,7 @@ class RankQueue:
         if not self._can_let_in():
             return None
         turn = self._waiting.popleft()
+        self._seen -= 1
         hit, blocks = self._found(turn)
         if self._cache:
             self._cache.hold(blocks)
@@ -166,8 +187,11 @@ class RankQueue:
         return turn
 
     def _can_let_in(self) -> bool:
-        """Whether there is room for the first that waits; one alone has it in any case."""
-        if not self._waiting or self.running >= self._most:
+        return not self.held and self._has_room()
+
+    def _has_room(self) -> bool:
+        """Whether there is room for the first that was seen to wait; one alone has it in any case."""
+        if not self._seen or self.running >= self._most:
             return False
         turn = self._waiting[0]
         hit, blocks = self._found(turn)
@@ -214,7 +238,7 @@ class RankQueue:
     def plan(self) -> RankPlan:
         """What the next step holds; requests that preempted others let nobody in."""
         policy, crowded = self._policy, self.preempt()
-        budget = policy.step_tokens - (self.sequences if policy.mixes else 0)
+        budget = policy.step_tokens - (self._rows * self.sequences if policy.mixes else 0)
         chunks: list[tuple[Turn, int]] = []
         tokens, seen, at = 0, 0.0, 0
         while budget > 0:
@@ -225,7 +249,7 @@ class RankQueue:
                 if turn.computed:
                     self._begin(turn)
                     self._arrived.append(turn)
-                    budget -= policy.mixes
+                    budget -= self._rows * policy.mixes
                     continue
                 self._prompts.append(turn)
             turn = self._prompts[at]

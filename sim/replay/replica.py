@@ -127,6 +127,8 @@ class _Lane:
         ranks = deployed.strategy.attention_dp
         self.ranks = [RankQueue(requests, deployed.scheduler, *room, gained) for _ in range(ranks)]
         self.spell: _Spell | None = None
+        self._since_look = 0  # decode steps since the scheduler looked for new requests
+        self._waited = 0  # steps that prompts have waited for those of other ranks
 
     @property
     def idle(self) -> bool:
@@ -134,7 +136,7 @@ class _Lane:
 
     def decode_spell(self) -> _Spell | None:
         """The steps before anything but decoding is due; None where that is now."""
-        most = min(rank.steps_alone() for rank in self.ranks)
+        most = min(self._steps_unseen(), self._steps_held(), *[rank.steps_alone() for rank in self.ranks])
         if most < 1:
             return None
         ranks, prices, slower = self.ranks, self.deployed.prices, self.deployed.slower
@@ -146,6 +148,39 @@ class _Lane:
         steps = int(min(most, max(1, math.floor((last - context) / growth))))
         first_s, more_s = slower * (at_zero + slope * context), slower * slope * growth
         return _Spell(steps, sequences, first_s, more_s, slower * prices.engine_s(sequences))
+
+    def passed(self, steps: int, *, prompts: bool = False) -> None:
+        """So many steps are over, in which prompts were computed or not; who is answered by the last is told later."""
+        if self.ranks[0].held:
+            self._waited += steps
+        looks, self._since_look = divmod(self._since_look + steps, self.deployed.scheduler.receive_steps)
+        if prompts:
+            self._since_look = 0
+        if looks or prompts:
+            for rank in self.ranks:
+                rank.look()
+
+    def _steps_unseen(self) -> float:
+        """Steps before the scheduler looks for those whom it has not seen; infinite where there are none."""
+        if not any(rank.unseen for rank in self.ranks):
+            return math.inf
+        if not any(rank.running for rank in self.ranks):  # it has nothing else to do
+            self.passed(0, prompts=True)
+            return math.inf
+        return self.deployed.scheduler.receive_steps - self._since_look
+
+    def _steps_held(self) -> float:
+        """Steps for which prompts still wait for those of other ranks; infinite where none does."""
+        most = self.deployed.scheduler.balance_steps
+        if not most:
+            return math.inf
+        wanting = [rank.wants_in for rank in self.ranks]
+        holds = any(wanting) and not all(wanting) and all(rank.sequences for rank in self.ranks)
+        if not holds or self._waited >= most:
+            self._waited, holds = 0, False
+        for rank in self.ranks:
+            rank.held = holds
+        return most - self._waited if holds else math.inf
 
 
 class LiveReplica:
@@ -165,6 +200,7 @@ class LiveReplica:
             _Lane(model, deployed, requests) for model, deployed in models.items() for _ in range(self._stages)
         ]
         self._free_s = [0.0] * self._stages
+        self._ends_s: list[float] = []  # of requests that are answered at the end of a step that has begun
         self._busy: list[_Lane] | None = None  # that are not idle; None: to be looked up
         self._on_done = on_done
 
@@ -173,10 +209,13 @@ class LiveReplica:
         """Of all microbatches."""
         return [rank for lane in self._lanes for rank in lane.ranks]
 
-    @property
-    def unfinished(self) -> int:
-        """Requests that wait or run."""
-        return sum(rank.waiting + rank.running for rank in self.ranks)
+    def unfinished(self, time_s: float) -> int:
+        """Requests that are not answered at a time up to which it has been advanced.
+
+        Steps that have begun by then are reckoned whole: who has the last token at their end is not answered yet.
+        """
+        self._ends_s = [end_s for end_s in self._ends_s if end_s > time_s]
+        return len(self._ends_s) + sum(rank.waiting + rank.running for rank in self.ranks)
 
     def unfinished_of(self, model: int) -> int:
         """Those of one model."""
@@ -258,6 +297,7 @@ class LiveReplica:
         took_s = end_s - lane.now  # since the last token: until the first stage was free, and the step
         lane.now = end_s
         log = self.log
+        lane.passed(1, prompts=any(plan.chunks for plan in plans))
         for rank, plan in zip(lane.ranks, plans, strict=True):
             decoding = rank.sequences
             if plan.decodes:
@@ -326,6 +366,7 @@ class LiveReplica:
                 self.log.gaps.append((each_s, rank.sequences * (steps - stalled)))
 
     def _decoded(self, lane: _Lane, steps: int) -> None:
+        lane.passed(steps)
         for rank in lane.ranks:
             rank.decode(steps)
             self._answered(rank.ended(), lane.now)
@@ -333,6 +374,7 @@ class LiveReplica:
     def _answered(self, ended: list[int], time_s: float) -> None:
         if ended:
             self._busy = None
+            self._ends_s += [time_s] * len(ended)
         for request in ended:
             self.log.done_s[request] = time_s
             if self._on_done:

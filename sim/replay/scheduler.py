@@ -18,11 +18,17 @@ class Scheduler:
         policy: What a step may hold.
         max_sequences: That run at once, those whose prompts are being computed among them.
         reserves_output: Whether a request's whole answer has its room from its start.
+        receive_steps: Decode steps after which it looks for new requests; after prompts, and idle, it does at once.
+        balance_steps: Most steps that prompts wait for those of other ranks while all ranks decode.
+        rows: Of a step's tokens that a request takes which decodes: more than one where tokens are drafted.
     """
 
     policy: SchedulerPolicy
     max_sequences: int
     reserves_output: bool
+    receive_steps: int = 1
+    balance_steps: int = 0
+    rows: int = 1
 
 
 def scheduler_of(workload: Workload, batch: int, ranks: int, *, as_shipped: bool = False) -> Scheduler:
@@ -49,4 +55,6 @@ def scheduler_of(workload: Workload, batch: int, ranks: int, *, as_shipped: bool
         policy = replace(policy, step_tokens=workload.chunk_tokens, chunks=True, shared_by_ranks=False)
     if policy.shared_by_ranks:
         policy = replace(policy, step_tokens=max(1, policy.step_tokens // ranks))
-    return Scheduler(policy, most, engine is not None and engine.memory.reserves_output)
+    waits = workload.prompt_wait_steps if ranks > 1 else 0
+    reserves = engine is not None and engine.memory.reserves_output
+    return Scheduler(policy, most, reserves, balance_steps=waits, rows=workload.queries)

@@ -156,7 +156,7 @@ class _Journey:
         heapq.heappush(self._due, (time_s, next(self._order), happen))
 
     def _send(self, request: int, time_s: float) -> None:
-        if not min(self._prefills, key=lambda replica: replica.unfinished).submit(request, time_s):
+        if not min(self._prefills, key=lambda replica: replica.unfinished(time_s)).submit(request, time_s):
             self._answered(request, time_s)  # a client who is refused sends the next one
 
     def _computed(self, sender: int, request: int, time_s: float) -> None:
@@ -164,7 +164,7 @@ class _Journey:
 
     def _hand_over(self, sender: int, request: int, time_s: float) -> None:
         def load(at: int) -> int:
-            return self._decodes[at].unfinished + self._on_the_way[at]
+            return self._decodes[at].unfinished(time_s) + self._on_the_way[at]
 
         receiver, tokens = min(range(len(self._decodes)), key=load), int(self._requests.prompt_tokens[request])
         (sends, receives), handover = self._ports_s, self._pools.handover

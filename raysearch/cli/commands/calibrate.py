@@ -36,6 +36,10 @@ def calibrate(
     anchor: Annotated[
         bool, Setting("With runs: keep the machine's engine times and scale them to the folder's few runs, per model.")
     ] = False,
+    first_tokens: Annotated[
+        bool,
+        Setting("Write configs/first_tokens.json: what clients measure beside the steps of a replay, on all machines."),
+    ] = False,
     beside: Annotated[
         list[str] | None, Setting("More folders of runs; NAME=FOLDER gives the machine for files that do not name one.")
     ] = None,
@@ -75,6 +79,7 @@ def calibrate(
       raysearch calibrate mine/ --out mine.json --hardware b200_sxm --set runs --set anchor
       raysearch calibrate published.json --out m.json --hardware mi355x --set runs --set anchor --set sister=b200_sxm
       raysearch calibrate runs/ --out b200.json --hardware b200_sxm --set runs --set beside=h100_sxm=h100_runs/
+      raysearch calibrate runs/ --out first_tokens.json --set first_tokens --set beside=h100_sxm=h100_runs/
       raysearch calibrate measured/ --out mine.json --hardware my_machine.toml --set source="own cluster" --json
       raysearch calibrate aiconfigurator_core.whl --out b200.json --hardware b200_sxm --set system=b200_sxm
       raysearch calibrate aiter/configs --out mi355x.json --hardware mi355x --set system=gfx950
@@ -85,6 +90,20 @@ def calibrate(
     from raysearch.fidelity.calibration.coefficients import fit_directory, write_coefficients
 
     json_file_to_write(out)
+    if first_tokens:
+        record = _first_tokens(path, beside or [], hardware)
+        written = write_coefficients(out, record, force=force)
+        if as_json:
+            print_json({"out": str(out), "written": written, **record})
+            return
+        for figure, each in record["intervals"].items():
+            held = each["held_out"]
+            print(
+                f"{figure}: {each['low']:.2f} to {each['high']:.2f} times the prediction, {held['inside']:.0%} of "
+                f"{held['runs']:,} runs inside by those of other {held['by']}s"
+            )
+        print(f"{'wrote' if written else 'unchanged:'} {out}")
+        return
     if runs:
         serving = _serving(path, beside or [], hardware, anchor=anchor, sister=sister)
         kernels = _kernels(hardware, source or path.name)
@@ -154,11 +173,38 @@ def _kernels(hardware: str, source: str) -> JsonObject:
 
 def _serving(path: Path, beside: list[str], hardware: str, *, anchor: bool, sister: str) -> JsonObject:
     """The key "serving" of a machine's coefficients, from the runs in some folders; see `calibrate`."""
-    from raysearch.base.errors import InputError
     from raysearch.base.progress import telling
-    from raysearch.fidelity.calibration.serving_fit import names_machines
     from raysearch.fidelity.calibration.serving_pool import anchored_serving, measured_runs, pooled_serving
     from sim.config.catalog import load_hardware, measured_machine
+
+    folders = _folders(path, beside, hardware)
+    with telling("calibrating") as tell:
+        tell("pricing runs")
+        measured = measured_runs(folders, measured_machine)
+        tell(f"fitting {len(measured.runs):,} runs")
+        if not anchor:
+            return pooled_serving(measured, hardware)
+        whole = load_hardware(sister or hardware).curves
+        return anchored_serving(whole.calibration.data.get("serving", {}) if whole else {}, measured, hardware)
+
+
+def _first_tokens(path: Path, beside: list[str], hardware: str) -> JsonObject:
+    """What configs/first_tokens.json holds, from the runs in some folders."""
+    from raysearch.base.progress import stepping
+    from raysearch.fidelity.validation.first_token_errors import first_token_record, first_token_runs
+
+    with stepping("replaying runs") as step:
+        return first_token_record(first_token_runs(_folders(path, beside, hardware), step))
+
+
+def _folders(path: Path, beside: list[str], hardware: str) -> list[tuple[Path, str]]:
+    """Each folder with a machine whose runs it has.
+
+    Raises:
+        InputError: There is no such folder.
+    """
+    from raysearch.base.errors import InputError
+    from raysearch.fidelity.calibration.serving_fit import names_machines
     from sim.config.files import list_names
 
     folders: list[tuple[Path, str]] = []
@@ -168,14 +214,7 @@ def _serving(path: Path, beside: list[str], hardware: str, *, anchor: bool, sist
             raise InputError(f"no such file or folder: {folder}")
         named = list_names("hardware") if names_machines(Path(folder)) else [hardware]
         folders += [(Path(folder), each) for each in ([name] if name else named)]
-    with telling("calibrating") as tell:
-        tell("pricing runs")
-        measured = measured_runs(folders, measured_machine)
-        tell(f"fitting {len(measured.runs):,} runs")
-        if not anchor:
-            return pooled_serving(measured, hardware)
-        whole = load_hardware(sister or hardware).curves
-        return anchored_serving(whole.calibration.data.get("serving", {}) if whole else {}, measured, hardware)
+    return folders
 
 
 _SHARES = ("mape", "median_ape", "p90_ape", "bias", "bare_roofline_mape")

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from raysearch.base.measured_first_tokens import MEASURED_WORDS, MeasuredTime, replayed_first_token_s
 from raysearch.deploy.place.attainment import AttainmentEstimate, over_seeds
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet
 from raysearch.deploy.replay.sent_traffic import SentTraffic
@@ -120,6 +121,14 @@ class ReplayReport:
     def bound_per_s(self) -> float:
         """Requests per second of all replicas in the steady state of a full batch, without queues."""
         return self.setup.fleet.bound_per_s(*self.setup.sent.mean_tokens)
+
+    @property
+    def measured_first_s(self) -> Mapping[str, MeasuredTime]:
+        """Times to the first token as clients measure them, by figure; empty where none was measured."""
+        sent = self.setup.sent
+        share = min(1.0, sent.clients / len(self.first.sent_s)) if sent.clients is not None else 0.0
+        replayed_s = {name: self.seconds_of("ttft_s", name).value for name in MEASURED_WORDS}
+        return replayed_first_token_s(self.setup.workload, replayed_s, self.seconds_of("tpot_s", "mean").value, share)
 
     def figure_of(self, value: Callable[[RunFigures], float]) -> AttainmentEstimate:
         """A figure's mean over seeds, with its interval."""
@@ -237,6 +246,7 @@ def replay_dict(report: ReplayReport) -> JsonObject:
             metric: {name: asdict(report.seconds_of(metric, name)) for name in report.runs[0].seconds[metric]}
             for metric in METRICS
         },
+        "measured_ttft_s": dict(report.measured_first_s),
         "served_per_s": estimate(lambda run: run.served_per_s),
         "goodput_per_s": estimate(lambda run: run.goodput_per_s),
         "in_time": estimate(lambda run: run.in_time),

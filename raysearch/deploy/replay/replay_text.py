@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysearch.base.file_io import degrees_text
+from raysearch.base.measured_first_tokens import MEASURED_WORDS
 from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.place.attainment import AttainmentEstimate
@@ -34,6 +35,12 @@ def replay_blocks(report: ReplayReport) -> Iterator[RenderableType]:
         for metric, words in METRICS.items()
     ]
     yield plain_table(None, ("milliseconds", *names), rows)
+    if measured := report.measured_first_s:
+        figures = (
+            f"{words} {measured[name][0] * 1e3:,.0f} [{measured[name][1] * 1e3:,.0f}, {measured[name][2] * 1e3:,.0f}]"
+            for name, words in MEASURED_WORDS.items()
+        )
+        yield f"First tokens as clients measure them, with 90 % intervals: {', '.join(figures)} ms"
     served, good, busy = (
         report.figure_of(value)
         for value in (lambda run: run.served_per_s, lambda run: run.goodput_per_s, lambda run: run.utilisation)

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 import pandas as pd
 
+from raysearch.fidelity.calibration.server_settings import AS_SHIPPED, ServerSettings, published_settings
 from sim.config.catalog import load_model
 from sim.engines.engine_registry import engine_rules
 from sim.json_object import JsonFields
@@ -98,6 +99,7 @@ class ServingRun:
         speculation: What was drafted, if anything.
         memory_share: Share of the GPU's memory that the server was told to take; None for its default.
         prompt_wait_steps: Most steps that a prompt waits for those of other attention groups.
+        server: What decides when requests have their first token.
         reread: Where the run is not what the row says word for word, and how it was read.
     """
 
@@ -121,6 +123,7 @@ class ServingRun:
     memory_share: float | None = None
     prompt_wait_steps: int = 0
     generation: str = ""
+    server: ServerSettings = AS_SHIPPED
     reread: tuple[str, ...] = ()
 
     @property
@@ -292,7 +295,27 @@ def agg_run(row: JsonFields) -> ServingRun | Skipped:
         phase="decode" if cached else "serve",
         generation=generation_of(backend, row["backend_version"], row.get("measured", "")),
         prompt_wait_steps=_BALANCED_WAIT if _is_inferencex(row) and backend == "trtllm" and dp > 1 else 0,
+        server=_settings(row, backend, model, speculation, gpus, stated, dp),
         reread=reread,
+    )
+
+
+def _settings(
+    row: JsonFields, backend: str, model: Model, drafted: Speculation | None, gpus: int, clients: int, dp: int
+) -> ServerSettings:
+    if not _is_inferencex(row):
+        return AS_SHIPPED
+    return published_settings(
+        backend,
+        str(row.get("system", "")),
+        model.name,
+        four_bits=str(row["gemm_quant_mode"]) in ("nvfp4", "mxfp4"),
+        draft_tokens=drafted.draft_tokens if drafted else 0,
+        gpus=gpus,
+        prompt_tokens=int(row["isl"]),
+        clients=clients,
+        requests_per_rank=math.ceil(clients / dp),
+        newest=generation_of(backend, row["backend_version"], row.get("measured", "")) == backend,
     )
 
 

@@ -168,6 +168,7 @@ def published_row(fields: JsonObject, engine: str, machine: str, line: int) -> J
         "gemm_quant_mode": _FORMATS.get(precision, four_bits),
         "isl": whole_number(fields["isl"]),
         "osl": whole_number(fields["osl"]),
+        "silicon_ttft_ms": 1e3 * (number(fields, "mean_ttft") or float("nan")),
         "silicon_tpot_ms": tpot_s * 1e3,
         **{f"{name}_ms": 1e3 * (number(fields, name) or float("nan")) for name in _PERCENTILES},
         "concurrency": whole_number(fields["conc"]),

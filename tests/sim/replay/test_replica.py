@@ -103,6 +103,41 @@ def test_others_stand_still_where_prompts_go_first_and_go_on_where_steps_mix(dep
     assert 0 < mixed.done_s[0] - alone.done_s[0] < longer_s  # the step with the prompt gives a token, too
 
 
+def test_a_replica_whose_last_step_has_begun_still_has_its_request(deployed: Deployed) -> None:
+    prompt_s, step_s = _prompt_s(deployed, 1000), _decode_s(deployed, 1, 1000)
+    sent = _sent([0.0, prompt_s + step_s / 2], [1000, 1000], [2, 2])
+    done = as_they_come(_with(deployed), sent, 2, "least_loaded")
+    assert done.ttft_s == pytest.approx([prompt_s, prompt_s])  # the second goes to the other one and waits for no step
+
+
+def test_a_scheduler_that_looks_every_tenth_step_sees_a_request_then(deployed: Deployed) -> None:
+    each = Scheduler(SchedulerPolicy(block_tokens=1, mixes=False), 64, False)
+    sent = _sent([0.0, _prompt_s(deployed, 1000) + 2.5 * _decode_s(deployed, 1, 1000)], [1000, 1000], [40, 1])
+    at_once, later = (
+        as_they_come(replace(_with(deployed), scheduler=replace(each, receive_steps=steps)), sent) for steps in (1, 10)
+    )
+    steps_s = [_decode_s(deployed, 1, 1000 + gained) for gained in range(10)]
+    assert at_once.first_s[1] == pytest.approx(sum(steps_s[:3]) + 2 * _prompt_s(deployed, 1000))
+    assert later.first_s[1] == pytest.approx(sum(steps_s) + 2 * _prompt_s(deployed, 1000))
+    assert later.first_s[0] == at_once.first_s[0]  # who finds it idle is seen at once
+
+
+def test_a_prompt_waits_for_those_of_other_ranks_while_all_decode() -> None:
+    asked = rs.question(model="gpt_oss_120b", isl=1000, osl=100, engine="trtllm", hardware="h100_sxm", gpus=2)
+    found = rs.evaluate(asked, batch=64, layout="dep2")
+    plain = Deployed.of(found.workload, found.strategy)
+    sent = _sent([0.0, 0.0, 0.4], [1000] * 3, [200, 200, 2])
+    on_each = _sent([0.0, 0.0, 0.4, 0.4], [1000] * 4, [200, 200, 2, 2])
+    steps = {}
+    for most in (0, 5, 50):
+        deployed = replace(plain, scheduler=replace(plain.scheduler, balance_steps=most))
+        done = as_they_come(deployed, sent)
+        steps[most] = done.ttft_s[2] / done.gap_s.min()
+        assert as_they_come(deployed, on_each).first_s == pytest.approx(as_they_come(plain, on_each).first_s)
+    assert steps[5] - steps[0] == pytest.approx(5, abs=1)
+    assert steps[50] - steps[0] == pytest.approx(50, abs=1)
+
+
 def test_where_all_do_not_fit_the_last_is_computed_anew(deployed: Deployed) -> None:
     room = 2250.0
     done = as_they_come(_with(deployed, room=room), _sent([0.0, 0.0], [1000, 1000], [200, 200]))
