@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import distributed, multiprocessing
+from torch import distributed
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
+from raysearch.base.errors import RunFailed
 from raysearch.base.spawning import spawning
 from raysearch.fidelity.measuring.gpu_kernels import MeasuredRow, MeasuringPlan
+from raysearch.processes.table import Stopped, read_process
 from sim.json_object import JsonObject
 
 _ROUNDS = 20
+_LOOK_S = 1.0
+_STOPPED_S = 20.0
+"""[assumed] A process that is stopped for so long stays stopped."""
 
 
 def collectives(
@@ -25,12 +34,25 @@ def collectives(
 ) -> tuple[list[MeasuredRow], list[MeasuredRow], list[str]]:
     """Rows of collectives and of messages among the first `gpus` GPUs, and what could not be measured.
 
-    Starts a process per GPU: NCCL (or RCCL) on GPUs, gloo on the CPU.
+    Starts a process per GPU: NCCL (or RCCL) on GPUs, gloo on the CPU. One that stays stopped is ended, and one that
+    has ended ends the others: they would wait for it.
+
+    Raises:
+        RunFailed: A process has ended before its work had.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, port = Path(folder) / "rows.json", _free_port()
+        given = (gpus, port, plan.messages, str(out), on_gpus)
         with spawning():
-            multiprocessing.spawn(_rank, (gpus, port, plan.messages, str(out), on_gpus), nprocs=gpus, join=True)  # pyright: ignore[reportPrivateImportUsage]
+            ranks: Any = spawn(_rank, given, nprocs=gpus, join=False)
+        stopped = Stopped(round(_STOPPED_S / _LOOK_S))
+        try:
+            while not ranks.join(timeout=_LOOK_S):
+                for pid in stopped.among({pid: seen for pid in ranks.pids() if (seen := read_process(pid))}):
+                    os.kill(pid, signal.SIGKILL)
+        except (ProcessExitedException, ProcessRaisedException) as error:
+            said = str(error).strip().splitlines()[-1]
+            raise RunFailed(f"measuring collectives among {gpus} failed: {said}") from error
         found: JsonObject = json.loads(out.read_text(encoding="utf-8"))
     return found["collectives"], found["messages"], found["left_out"]
 

@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import raysearch
-from raysearch.base.errors import InputError
+from raysearch.base.errors import InputError, RunFailed
 from raysearch.cli.app import app
 from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, read_table
+from tests.processes import descendants
+
+
+@pytest.mark.slow
+def test_a_process_that_stays_stopped_ends_the_measuring_with_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = pytest.importorskip("raysearch.fidelity.measuring.links")
+    from raysearch.fidelity.measuring.gpu_kernels import TINY
+
+    def stop_one() -> None:
+        while not (ranks := [pid for pid, title in descendants(os.getpid()).items() if "spawn_main" in title]):
+            time.sleep(0.01)
+        os.kill(ranks[-1], signal.SIGSTOP)
+
+    monkeypatch.setattr(links, "_STOPPED_S", 2.0)
+    stopping = threading.Thread(target=stop_one, daemon=True)
+    stopping.start()
+    with pytest.raises(RunFailed, match=r"^measuring collectives among 2 failed: process \d terminated with signal"):
+        links.collectives(TINY, 2, on_gpus=False)
+    stopping.join()
+    assert not [title for title in descendants(os.getpid()).values() if "spawn_main" in title]
 
 
 @pytest.mark.slow
