@@ -145,7 +145,7 @@ def _of_experts(question: Question, workload: Workload, found: Sequence[ServingF
         most = max(1, model.experts // _SPARE_SHARE)
         yield _eplb(most), {"redundant_experts": most}
         # Every copy is read: where each GPU has several, one does nearly as much for the balance.
-        if 1 < (ranks := found[-1].expert_ranks) < most:
+        if 1 < (ranks := max(each.expert_ranks for each in found)) < most:
             yield _eplb(ranks), {"redundant_experts": ranks}
         spare = max(found[1:], key=lambda each: each.tokens_per_s).changes
     if rules is None or not rules.overlaps_batches or question.expert_exchange is not None:

@@ -41,7 +41,7 @@ def test_one_copy_of_an_expert_per_gpu_is_tried_beside_the_published_number(form
     served = {
         each.changes.get("redundant_experts", 0): each for each in forms if set(each.changes) <= {"redundant_experts"}
     }
-    ranks = served[32].expert_ranks
+    ranks = max(served[0].expert_ranks, served[32].expert_ranks)
     assert sorted(served) == [0, ranks, 32]
     assert served[ranks].tokens_per_s > served[32].tokens_per_s  # which read four copies a GPU
 
