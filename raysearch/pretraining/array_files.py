@@ -6,6 +6,7 @@ A file that is there is not made again, so a stopped run goes on where it was.
 from __future__ import annotations
 
 import os
+import signal
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import get_context
@@ -19,12 +20,15 @@ from numpy.typing import NDArray
 from raysearch.base.errors import RunFailed
 from raysearch.base.spawning import spawning
 from raysearch.processes.descendants import die_with_parent
+from raysearch.processes.table import Stopped, read_process
 from sim.config.reading import opened
 from sim.config.writing import write_atomically
 
 PER_FILE = 20
 """Workloads of a file."""
 _LOOKED_EVERY_S = 2.0
+_MOST_LOOKS = 10
+"""[assumed] A process that was stopped at so many looks in a row stays stopped."""
 _LARGEST_BYTES = 256 * 1024**2
 """[assumed] With the usual number of strategies, a file has a hundredth."""
 UNREADABLE = (
@@ -65,7 +69,7 @@ def make_files(files: ArrayFiles, folder: Path, processes: int, progress: Callab
     """All files, those that lack made now, `processes` at a time.
 
     Raises:
-        RunFailed: A process ended before its work did.
+        RunFailed: A process ended before its work did, or stayed stopped and was ended.
     """
     count = -(-files.workloads // PER_FILE)
     paths = [folder / f"{files.stem}-{number:05d}.npz" for number in range(count)]
@@ -81,12 +85,16 @@ def make_files(files: ArrayFiles, folder: Path, processes: int, progress: Callab
     spawned = get_context("spawn")
     shares = [lacking[first::processes] for first in range(min(processes, len(lacking)))]
     workers = [spawned.Process(target=_make_some, args=(files, share, os.getpid()), daemon=True) for share in shares]
+    stopped = Stopped(_MOST_LOOKS)
     with spawning():
         for worker in workers:
             worker.start()
     try:
         while running := [worker for worker in workers if worker.is_alive()]:
             wait([worker.sentinel for worker in running], _LOOKED_EVERY_S)
+            seen = {worker.pid: found for worker in running if worker.pid and (found := read_process(worker.pid))}
+            for pid in stopped.among(seen):
+                os.kill(pid, signal.SIGKILL)
             made = count - sum(not path.is_file() for path in paths)
             if made > done:
                 progress(done := made, count)

@@ -23,8 +23,9 @@ from safetensors.numpy import save
 from typer.testing import CliRunner
 
 from envs import StrategySpace
-from raysearch.base.errors import InputError, Interrupted
+from raysearch.base.errors import InputError, Interrupted, RunFailed
 from raysearch.cli.app import app
+from raysearch.pretraining.array_files import ArrayFiles, make_files
 from raysearch.pretraining.dataset import NETWORK_TARGETS, Rows, _asked, _evaluated, read_files
 from raysearch.pretraining.pretrained import PRIOR_FILE, pretrain
 from raysearch.pretraining.pretraining_file import Distribution, Network, PretrainingFile
@@ -271,6 +272,30 @@ def test_a_pretraining_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     wait_until(lambda: all(each.ended for each in started))
+
+
+def write_but_first(indices: range, path: Path) -> None:
+    if indices.start == 0:
+        path.with_suffix(".waits").write_text(str(os.getpid()))
+        time.sleep(600)
+    path.touch()
+
+
+@pytest.mark.slow
+def test_a_process_that_stays_stopped_is_ended_and_what_the_others_made_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raysearch.pretraining.array_files._LOOKED_EVERY_S", 0.2)
+
+    def stop_one(done: int, total: int) -> None:
+        if done == 2:
+            while not (waiting := tmp_path / "rows-00000.waits").exists() or not waiting.read_text():
+                time.sleep(0.01)
+            os.kill(int(waiting.read_text()), signal.SIGSTOP)
+
+    with pytest.raises(RunFailed, match="a process that evaluates ended with -9: the same command continues"):
+        make_files(ArrayFiles("rows", 60, write_but_first, ()), tmp_path, 3, stop_one)
+    assert sorted(path.name for path in tmp_path.glob("*.npz")) == ["rows-00001.npz", "rows-00002.npz"]
 
 
 STAGES = [
