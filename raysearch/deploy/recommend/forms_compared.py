@@ -11,7 +11,7 @@ from rich.table import Table
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, fleet_of
-from raysearch.deploy.recommend.pool_pairs import best_disaggregated
+from raysearch.deploy.recommend.pool_pairs import FAR, best_disaggregated
 from raysearch.deploy.recommend.recommendation import Option, Recommendation, best_alone
 from sim.config.question import Question
 from sim.engines.engine_registry import charged_rules
@@ -27,9 +27,8 @@ Changes = Mapping[str, Any]
 """Fields of a question."""
 _SPARE_SHARE = 8
 """One spare copy for so many experts. [published] 32 beside 256: DeepSeek-V3's report (arXiv 2412.19437), 3.4.1."""
-_NOTABLE, _FAR = 1.01, 1.5
-"""What a form must gain to be worth its options, and by which factor replicas or pools are behind that no form makes up
-for. [assumed]"""
+_NOTABLE = 1.01
+"""What a form must gain to be worth its options. [assumed]"""
 _MOST_DRAFTS = 3
 """Tokens of multi-token prediction whose acceptance was measured; see `sim.serving.acceptance`."""
 
@@ -108,9 +107,9 @@ def compared_forms(
         demand = asked(replace(question, **changes)).unloaded
         few = demand.over_few_batches.under(chunk_tokens=coarse.demand.workload.chunk_tokens)
         begin = next((each.answer.pair.strategies for each in found[::-1] if each.answer.pair), ())
-        pair = best_disaggregated(few, begin) if few.chooses_form and pools * _FAR >= replicas else None
+        pair = best_disaggregated(few, begin) if few.chooses_form and pools * FAR >= replicas else None
         alike = [evaluate(few.workload, each.evaluation.strategy) for each in coarse.options]
-        apart = pools > replicas * _FAR or demand.only == "disaggregated"
+        apart = pools > replicas * FAR or demand.only == "disaggregated"
         bests = [each for each in alike if each.feasible] if apart else best_first(few, 1, {}, alike)
         options = [Option(each, fleet_of(few, each), "", "") for each in bests]
         return _form(name, changes, Recommendation(few, tuple(options), None, {}, (), (), None, pair))

@@ -16,6 +16,9 @@ from sim.pools.traffic import Traffic, TrafficKind, workload_of
 from sim.strategy import Strategy
 from sim.workload import Workload
 
+FAR = 1.5
+"""Times what replicas serve, or the other way round, that no form makes up for. [assumed]"""
+
 
 @dataclass(frozen=True)
 class Disaggregated:

@@ -13,7 +13,7 @@ from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
 from raysearch.deploy.recommend.load_replay import LoadReplay, with_report
 from raysearch.deploy.recommend.load_search import LoadProof, carrying
-from raysearch.deploy.recommend.pool_pairs import Disaggregated, ahead_by, best_disaggregated, pools_text
+from raysearch.deploy.recommend.pool_pairs import FAR, Disaggregated, ahead_by, best_disaggregated, pools_text
 from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
@@ -140,7 +140,7 @@ def recommended(
         alone = Recommendation(demand, (), None, {}, (), (), None, pair)
         found(alone)
         return alone
-    demand, known = _with_best_chunk(demand, near)
+    demand, known = _with_best_chunk(demand, near, pair)
     even = next(iter(best_first(demand.at_even_odds, 1, known)), None) if demand.guarded else None
     bests = best_first(demand, 1 if demand.concurrency is None else EVERY, known)
     if not bests or demand.only == "disaggregated":
@@ -157,7 +157,8 @@ def recommended(
     if not demand.under_traffic:
         found(Recommendation(demand, tuple(options), even, {}, (), (), None, pair))
     progress("what else to run")
-    options += map(option, alternatives(demand, bests, known))
+    few = pair is not None and not demand.under_traffic and ahead_by(pair, options[0].fleet) > FAR - 1
+    options += map(option, alternatives(demand, bests, known, few_batches=few))
     if demand.under_traffic:
         progress("the load, replayed")
         options, proof = _under_load(demand, options, known)
@@ -191,13 +192,15 @@ def best_alone(demand: Demand, progress: Callable[[str], None] = lambda _: None)
     pair = best_disaggregated(demand) if demand.chooses_form else None
     if pair:
         progress(f"so far {pair.tokens_per_s / demand.gpus:,.1f} tokens/s/GPU: {pools_text(pair.matched)}")
-    demand, known = _with_best_chunk(demand)
+    demand, known = _with_best_chunk(demand, pair=pair)
     bests = [] if demand.only == "disaggregated" else best_first(demand, 1, known)
     options = (Option(each, fleet_of(demand, each), binding_limit(demand, each), "") for each in bests)
     return Recommendation(demand, tuple(options), None, {}, (), (), None, pair)
 
 
-def _with_best_chunk(demand: Demand, near: Recommendation | None = None) -> tuple[Demand, Known]:
+def _with_best_chunk(
+    demand: Demand, near: Recommendation | None = None, pair: Disaggregated | None = None
+) -> tuple[Demand, Known]:
     """The demand with prompts whole or in the chunks with which the best strategy serves most, and what was found out.
 
     A chunk that is given stays. Good strategies are found over few batches first, so that fewer are looked into.
@@ -205,6 +208,7 @@ def _with_best_chunk(demand: Demand, near: Recommendation | None = None) -> tupl
     Args:
         demand: What is asked.
         near: As of `recommended`: its chunk and strategies are tried first.
+        pair: The best pools; where they are far ahead, the chunk is the best over few batches.
     """
     workload, known = demand.workload, Known()
     if not engine_rules_of(workload) or not phase_of(workload).mixes or demand.concurrency or demand.under_traffic:
@@ -222,6 +226,8 @@ def _with_best_chunk(demand: Demand, near: Recommendation | None = None) -> tupl
             if found and (not begin or gain(demand, found[0], begin[0]) > 0):
                 first, begin = chunk, found
     among = [larger for each in begin if (larger := largest_batch(chunks[first][0], each))]
+    if pair and begin and ahead_by(pair, fleet_of(chunks[first][0], begin[0])) > FAR - 1:
+        chunks = {first: chunks[first]}
     best: tuple[Evaluation, ...] = ()
     for each, own in [chunks[first], *(chunks[chunk] for chunk in chunks if chunk != first)]:
         found = best_first(each, 1, own, best or among)
