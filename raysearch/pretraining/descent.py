@@ -1,23 +1,32 @@
-"""Gradient descent as every network here is trained: it goes on after a stop, as if there had been none."""
+"""Gradient descent as every network here is trained: it goes on after a stop, as if there had been none.
+
+Where it stands is kept in files of arrays and text alone: nothing in them can run code.
+"""
 
 from __future__ import annotations
 
+import collections
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from raysearch.pretraining.checkpoints import keep, restored
+from raysearch.base.errors import InputError
+from raysearch.base.file_io import write_bytes
+from sim.config.reading import parse_json
 
 TrainingProgress = Callable[[int, int], None]
 """Called with (steps done, steps)."""
 TrainingLog = Callable[[str, float, int], object]
 """Called with (name, value, step)."""
+_LARGEST_BYTES = 512 * 1024**2
+"""[assumed] That of the widest network has a third."""
 
 
 class Descent(NamedTuple):
-    """How far and how fast, and where it is told.
+    """How far and how fast, and where its state is kept.
 
     Attributes:
         name: Of what is logged.
@@ -62,7 +71,7 @@ def descend(
     rate, steps = descent.learning_rate, descent.steps
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=descent.weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.1)
-    if (begun := restored(descent.checkpoint, model, optimizer, schedule)) >= steps:
+    if (begun := _restored(descent.checkpoint, model, optimizer, schedule)) >= steps:
         return
     loss_of = ready()
     for step in range(begun + 1, steps + 1):
@@ -75,7 +84,7 @@ def descend(
         schedule.step()
         if step % descent.save_every == 0 or step == steps:
             log(descent.name, float(loss.detach()), step)
-            keep(descent.checkpoint, step, model, optimizer)
+            _keep(descent.checkpoint, step, model, optimizer)
             progress(step, steps)
 
 
@@ -90,3 +99,57 @@ def blurred(rows: Any, places: Any, jitter: float, rng: np.random.Generator) -> 
     blur = rng.standard_normal((len(rows), len(places)), np.float32)
     rows[:, places] += jitter * torch.from_numpy(blur)
     return rows
+
+
+def _keep(path: Path, step: int, model: Any, optimizer: Any) -> None:
+    """Writes a model and its optimiser as of a step."""
+    from safetensors.torch import save
+
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
+    about = {"step": str(step), "groups": json.dumps(optimizer.state_dict()["param_groups"])}
+    write_bytes(path, save({name: value.contiguous() for name, value in tensors.items()}, about))
+
+
+def _restored(path: Path, model: Any, optimizer: Any, schedule: Any) -> int:
+    """Puts a checkpoint back; returns the steps that it stands behind. Raises: InputError."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        return 0
+    try:
+        if (size := path.stat().st_size) > _LARGEST_BYTES:
+            raise ValueError(f"it has {size:,} bytes, more than any")
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 no dictionary
+        model.load_state_dict(
+            {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+        )
+        state: dict[int, dict[str, torch.Tensor]] = collections.defaultdict(dict)
+        for name, value in tensors.items():
+            if name.startswith("optimizer."):
+                _, index, what = name.split(".")
+                state[int(index)][what] = value
+        groups, step = parse_json(about["groups"].encode()), int(about["step"])
+        if step < 0 or _kinds(groups) != _kinds(optimizer.state_dict()["param_groups"]):
+            raise ValueError("its settings are no optimiser's")
+        optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
+    except (SafetensorError, OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        why = " ".join(str(error).split())
+        raise InputError(
+            f"{path} is damaged, or of another network: {why:.200}; delete it, and the same command trains again"
+        ) from error
+    schedule.last_epoch = step
+    return schedule.last_epoch
+
+
+def _kinds(groups: Any) -> object:
+    """The kind of each of an optimiser's settings; JSON makes lists of tuples."""
+
+    def kind(value: object) -> type:
+        return list if isinstance(value, tuple) else type(value)
+
+    return [{name: kind(value) for name, value in each.items()} for each in groups]
