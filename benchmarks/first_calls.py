@@ -17,6 +17,7 @@ Finished runs are not run again.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import tempfile
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 from library_peers import PEERS, make_peer
 
-from envs.space import Action
+from envs.space import Action, StrategySpace
 from envs.strategy_env import StrategyEnv
 from raysearch.base.file_io import strategy_dict
 from raysearch.optima.named_spaces import optimum_value
@@ -129,7 +130,9 @@ def _engines(group: str) -> Iterator[Case]:
     for engine in ("sglang", "trtllm"):
         for name in ON_MACHINES:
             served = load_workload(name, phase="serve", prompt_tokens=4000, output_tokens=500, max_gpus=128)
-            yield Case(group, f"{name} under {engine}", under_engine(served, engine), believed=served)
+            yield Case(
+                group, f"{name} under {engine}", under_engine(served, engine), believed=under_engine(served, "vllm")
+            )
 
 
 def _noisy_ones(group: str) -> Iterator[Case]:
@@ -188,10 +191,9 @@ def noisy(noise: float, seed: int) -> Answer:
     return answer
 
 
-def _lists(case: Case, count: int) -> list[Action]:
+def _listed(case: Case, space: StrategySpace, count: int) -> list[Action]:
     """What the built-in simulator would have one measure, the best first: the feasible strategies it finds."""
-    believed = case.believed or case.workload
-    env = StrategyEnv(believed)
+    env = StrategyEnv(case.believed or case.workload)
     searcher = make_searcher("prior", env.space, seed=0, budget=count * 3)
     stepped = Stepped(env)
     found: list[tuple[float, Action]] = []
@@ -199,7 +201,8 @@ def _lists(case: Case, count: int) -> list[Action]:
         stepped.advance(searcher)
         assert stepped.outcome is not None
         assert stepped.action is not None
-        found.append((stepped.outcome.raw, stepped.action))
+        with contextlib.suppress(ValueError):  # what another engine does not have
+            found.append((stepped.outcome.raw, space.encode(env.space.decode(stepped.action))))
     return [action for _, action in sorted(found, key=lambda each: -each[0])[:count]]
 
 
@@ -224,7 +227,7 @@ def curve(case: Case, searcher: str, seed: int, calls: int) -> list[float]:
         options = {"policy": str(_policy_without(UNREAD[option]))}
     if option == "rule":
         options = {"start": [strategy_dict(each) for each in rule_of_thumb(env.space)]}
-    planned = iter(_lists(case, calls)) if searcher == LIST else None
+    planned = iter(_listed(case, env.space, calls)) if searcher == LIST else None
     made = None
     if name in PEERS:
         made = make_peer(name, env.space, seed, max(calls, 100))
