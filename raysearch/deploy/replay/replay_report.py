@@ -29,6 +29,8 @@ _PARTS = 9
 """Equally likely parts of the step model's error that are replayed."""
 _HALVINGS = 7
 """Of the range in which the load is sought at which a service level breaks: within 1 %."""
+_DOUBLINGS = 6
+"""Of its upper end, as long as cached prompts are carried there."""
 Metric = Literal["ttft_s", "tpot_s", "itl_s", "latency_s"]
 METRICS: Mapping[Metric, str] = {
     "ttft_s": "time to the first token",
@@ -215,12 +217,22 @@ def _spread_of(values: Floats, counts: Floats | None = None) -> Mapping[str, flo
 
 
 def _breaks_at(setup: ReplaySetup) -> float:
-    """The highest rate at which the limits hold, by halving, on the same requests at other distances."""
+    """The highest rate at which the limits hold, by halving, on the same requests at other distances.
+
+    Without cached prompts none is higher than the steady state's at its best; with them some may be.
+    """
+
+    def carried(rate_per_s: float) -> bool:
+        return holds(replace(setup, sent=setup.sent.at(rate_per_s)), setup.fleet)
+
     low, high = 0.0, 1.05 * setup.fleet.most_per_s(*setup.sent.mean_tokens)
+    for _ in range(_DOUBLINGS if setup.sent.cached else 0):
+        if not carried(high):
+            break
+        low, high = high, 2 * high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        carried = holds(replace(setup, sent=setup.sent.at(middle)), setup.fleet)
-        low, high = (middle, high) if carried else (low, middle)
+        low, high = (middle, high) if carried(middle) else (low, middle)
     return low
 
 

@@ -57,6 +57,11 @@ class SentTraffic:
             return self.prompts.mean, self.answers.mean
         return float(self.trace.prompt_tokens.mean()), float(self.trace.output_tokens.mean())
 
+    @property
+    def cached(self) -> bool:
+        """Whether prompts, or parts of them, may be cached."""
+        return self.cached_share > 0 if self.trace is None else self.trace.blocks is not None
+
     def at(self, requests_per_s: float) -> SentTraffic:
         """The same requests at another rate: their lengths and the shape of their gaps stay."""
         return replace(self, requests_per_s=requests_per_s)

@@ -70,6 +70,12 @@ def test_the_limits_hold_below_the_load_at_which_they_break_and_not_above(light:
     assert not _found(requests_per_s=1.1 * breaks_at, seeds=1).feasible
 
 
+def test_cached_prompts_carry_more_than_the_steady_state_that_computes_them_all() -> None:
+    report = _found(requests_per_s=4, cached=0.95, seeds=1).report
+    assert report.breaks_at_per_s is not None
+    assert report.breaks_at_per_s > 1.2 * report.setup.fleet.most_per_s(*report.setup.sent.mean_tokens)
+
+
 def test_slower_steps_hold_no_better(busy: ReplayReport) -> None:
     report = busy
     (evaluation,) = report.setup.fleet.evaluations
