@@ -223,6 +223,7 @@ def on_engines(searchers: Sequence[str], seeds: int) -> None:
                 tpot_ms=tpot_ms,
                 gpus=gpus,
                 batches="powers_of_two",
+                confidence=0.5,  # a machine's times are what they are
             ).load()
             for engine in ("vllm", "sglang")
         )
