@@ -29,6 +29,8 @@ _SPARE_SHARE = 8
 """One spare copy for so many experts. [published] 32 beside 256: DeepSeek-V3's report (arXiv 2412.19437), 3.4.1."""
 _NOTABLE = 1.01
 """What a form must gain to be worth its options. [assumed]"""
+_OF_EXPERTS = {"redundant_experts", "expert_exchange", "two_batch_overlap"}
+"""What means nothing where each GPU has a part of every expert."""
 _MOST_DRAFTS = 3
 """Tokens of multi-token prediction whose acceptance was measured; see `sim.serving.acceptance`."""
 
@@ -62,6 +64,16 @@ class ServingForm:
             return answer.pair.matched.decode.evaluation.strategy.ep
         return answer.options[0].evaluation.strategy.ep if answer.options else 1
 
+    @property
+    def in_use(self) -> bool:
+        """Whether the best strategy has what the form changes: without expert parallelism there is no exchange."""
+        if not self.changes.keys() & _OF_EXPERTS:
+            return True
+        answer = self.answer
+        pools = answer.pair.strategies if answer.pair and answer.winner == "disaggregated" else ()
+        found = pools or [each.evaluation.strategy for each in answer.options[:1]]
+        return any(each.ep > 1 for each in found)
+
     def to_dict(self, gpus: int) -> JsonObject:
         """As JSON has it, of so many GPUs at hand."""
         return {
@@ -88,7 +100,8 @@ def compared_forms(
 
     A load is carried by the fewest GPUs in the form in which each serves most.
 
-    The first is what to run: the one that serves most, or as the engine starts where that is 1 % at most.
+    The first is what to run: the one that serves most, or as the engine starts where that is 1 % at most. Forms of
+    experts whose best strategy is without expert parallelism are left out.
 
     Args:
         question: What it names stays as it is.
@@ -116,7 +129,7 @@ def compared_forms(
 
     for name, changes in _of_experts(question, usual.workload, found):
         found.append(tried(name, changes))
-    before = ahead = _worth_its_options(found)
+    before = ahead = _worth_its_options([each for each in found if each.in_use])
     for drafts in range(1, _MOST_DRAFTS + 1) if question.draft_tokens is None else ():
         tokens = f"{drafts} draft{'s' if drafts > 1 else ''} of multi-token prediction"
         name = tokens if not before.changes else f"{before.name}, {tokens}"
@@ -124,6 +137,7 @@ def compared_forms(
         if found[-1].tokens_per_s <= ahead.tokens_per_s:
             break  # those that follow hold less often
         ahead = found[-1]
+    found = [each for each in found if each.in_use]
     first = _worth_its_options(found)
     return [first, *sorted((each for each in found if each is not first), key=lambda each: -each.tokens_per_s)]
 

@@ -29,7 +29,7 @@ def forms() -> list[ServingForm]:
 
 
 def test_each_form_has_what_its_own_question_is_answered_with(forms: list[ServingForm]) -> None:
-    assert len(forms) == 9
+    assert len(forms) == 6  # as it starts, spare experts, drafts: one group of requests has nobody to send tokens to
     chunk = best_alone(asked(ASKED)).demand.workload.chunk_tokens
     for each in forms[:2]:
         demand = asked(replace(ASKED, **each.changes)).under(chunk_tokens=chunk)
@@ -67,3 +67,15 @@ def test_what_a_question_names_stays_and_forms_are_compared_for_checkpoints_that
     assert compares_forms(replace(asked(ASKED), requests_per_s=4.0))
     assert not compares_forms(replace(asked(ASKED), concurrency=64))
     assert not compares_forms(asked(replace(ASKED, model="qwen3_32b")))
+
+
+def test_a_form_of_experts_is_in_use_where_experts_are_whole_on_some_gpu(forms: list[ServingForm]) -> None:
+    assert all(each.in_use for each in forms)
+    usual = next(each for each in forms if not each.changes)
+    option = usual.answer.options[0]
+    shared = replace(option, evaluation=replace(option.evaluation, strategy=replace(option.evaluation.strategy, ep=1)))
+    without = replace(usual, answer=replace(usual.answer, options=(shared,), pair=None))
+    assert without.in_use
+    assert not replace(without, changes={"expert_exchange": "all_to_all"}).in_use
+    assert not replace(without, changes={"redundant_experts": 32, "draft_tokens": 1}).in_use
+    assert replace(without, changes={"draft_tokens": 1}).in_use
