@@ -220,7 +220,7 @@ def test_own_choices_and_degrees_that_divide_nothing_are_searched(tmp_path: Path
     again = runner.invoke(app, ["search", "-w", str(file), *searched, "--resume", "--json"])
     assert "resume with the same options" in str(again.exception)
     refused = runner.invoke(app, ["optimum", "-w", str(file), "--set", "any_degrees=tp"])
-    assert "pp, of ep or of pp,ep; got 'tp'" in str(refused.exception)
+    assert "expected pp, ep or pp,ep, got 'tp'" in str(refused.exception)
 
 
 _MIXED = """
