@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from raysearch.fidelity.calibration.pooled_fit import Bools, Cell, Effect
+from raysearch.fidelity.calibration.robust_fit import damped_descent, huber_loss, huber_weights
 from sim.arrays import Floats
 from sim.replay.first_token_times import FirstTokenTimes
 from sim.replay.requests import Integers
@@ -47,9 +48,8 @@ FIRST_TOKEN_EFFECTS: Mapping[str, tuple[Effect, ...]] = {
         Effect(("family", "model"), 0.7),
     ),
 }
-_SPREAD, _CUT = 0.2, 1.5
-"""Spread of log errors, and the spreads beyond which a run bends the fit no further. [assumed]"""
-_MOST_STEPS, _MOST_DAMPING, _ENOUGH = 40, 1e6, 1e-5
+_SPREAD = 0.2
+"""Spread of log errors. [assumed]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class PooledFirstTokens:
     def _fitted(
         self, measured: MeasuredFirstTokens, cells: Sequence[Cell], of_run: Integers, priors: Mapping[str, Floats]
     ) -> dict[str, Floats]:
-        """Effects on each time, the most likely ones: damped Gauss-Newton steps (Levenberg, 1944), Huber's loss (1964).
+        """Effects on each time, the most likely ones by Huber's loss and the priors.
 
         Runs of a cell share its effects, so the normal equations are added up by cells.
         """
@@ -129,8 +129,7 @@ class PooledFirstTokens:
             parts = {name: np.exp(designs[name] @ effects[parts_of[name]])[of_run] for name in FIRST_TOKEN_EFFECTS}
             predicted_s = _predicted_s(measured, parts)
             off = np.where(known, np.log(predicted_s / np.where(known, measured.measured_s, 1.0)) / _SPREAD, 0.0)
-            size = np.abs(off)
-            loss = (weights * np.where(size < _CUT, size**2 / 2, _CUT * (size - _CUT / 2))).sum()
+            loss = (weights * huber_loss(off)).sum()
             slopes = {
                 "factor": parts["factor"][:, None] * measured.replayed_s / predicted_s / _SPREAD,
                 "request_s": parts["request_s"][:, None] / predicted_s / _SPREAD,
@@ -142,26 +141,17 @@ class PooledFirstTokens:
         def by_cell(values: Floats) -> Floats:
             return np.asarray(np.bincount(of_run, values.sum(axis=1), len(cells)), dtype=float)
 
-        effects, damping = mean.copy(), 1e-2
-        loss, off, slopes = look(effects)
-        for _ in range(_MOST_STEPS):
-            kept = weights * np.minimum(1, _CUT / np.maximum(np.abs(off), _CUT))
+        def equations(effects: Floats, off: Floats, slopes: dict[str, Floats]) -> tuple[Floats, Floats]:
+            kept = weights * huber_weights(off)
             normal, downhill = np.diag(width**-2), -(effects - mean) / width**2
             for one, design in designs.items():
                 downhill[parts_of[one]] -= design.T @ by_cell(kept * slopes[one] * off)
                 for other, beside in designs.items():
                     both = by_cell(kept * slopes[one] * slopes[other])
                     normal[np.ix_(parts_of[one], parts_of[other])] += design.T @ (both[:, None] * beside)
-            before = loss
-            while damping < _MOST_DAMPING:
-                tried = effects + np.linalg.solve(normal + damping * np.diag(np.diag(normal)), downhill)
-                looked = look(tried)
-                if looked[0] < loss:
-                    effects, (loss, off, slopes), damping = tried, looked, damping / 4
-                    break
-                damping *= 5
-            if before - loss < _ENOUGH * before:
-                break
+            return normal, downhill
+
+        effects = damped_descent(look, equations, mean)
         return {name: effects[parts_of[name]] for name in FIRST_TOKEN_EFFECTS}
 
 

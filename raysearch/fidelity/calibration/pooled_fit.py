@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from raysearch.fidelity.calibration.deployments import ServingRun
 from raysearch.fidelity.calibration.engines import Steps
+from raysearch.fidelity.calibration.robust_fit import damped_descent, huber_loss, huber_weights
 from sim.arrays import Floats
 from sim.json_object import JsonObject
 from sim.prices.engine import EngineTimes, cell_of
@@ -109,8 +110,7 @@ EFFECTS: Mapping[str, tuple[Effect, ...]] = {
     "prefill_share": (Effect(_FAMILY, 0.5, 1.5), Effect(_GENERATION, 0.5)),
 }
 _SPREAD = 0.06
-"""[assumed] Spread of log errors of a cell's own runs, by which priors weigh; beyond 1.5 of it a run weighs less."""
-_CUT = 1.5
+"""[assumed] Spread of log errors of a cell's own runs, by which priors weigh."""
 
 
 def _softplus(values: Floats) -> Floats:
@@ -263,7 +263,7 @@ def _log_tpot(pool: Pool, values: Mapping[str, Floats]) -> tuple[Floats, dict[st
 
 
 def _fitted(times: PooledTimes, pool: Pool) -> Floats:
-    """[effects] the most likely ones: Gauss-Newton steps (Levenberg, 1944) on Huber's loss (1964) and the priors."""
+    """[effects] the most likely ones, by Huber's loss and the priors."""
     mean, width = times.prior
     designs = {name: times.matrix(name, pool.cells) for name in EFFECTS}
     wanted = np.log(pool.measured_s)
@@ -271,32 +271,16 @@ def _fitted(times: PooledTimes, pool: Pool) -> Floats:
     def look(effects: Floats) -> tuple[float, Floats, dict[str, Floats]]:
         log_s, slopes = _log_tpot(pool, {name: design @ effects for name, design in designs.items()})
         off = (log_s - wanted) / _SPREAD
-        size = np.abs(off)
-        loss = np.where(size < _CUT, size**2 / 2, _CUT * (size - _CUT / 2))
-        return float(pool.weights @ loss + (((effects - mean) / width) ** 2).sum() / 2), off, slopes
+        return float(pool.weights @ huber_loss(off) + (((effects - mean) / width) ** 2).sum() / 2), off, slopes
 
-    effects, damping = mean.copy(), 1e-2
-    loss, off, slopes = look(effects)
-    for _ in range(_MOST_STEPS):
-        kept = pool.weights * np.minimum(1, _CUT / np.maximum(np.abs(off), _CUT))
+    def equations(effects: Floats, off: Floats, slopes: dict[str, Floats]) -> tuple[Floats, Floats]:
+        kept = pool.weights * huber_weights(off)
         jacobian = sum((slopes[name][:, None] * designs[name] for name in EFFECTS), np.zeros(designs["step_s"].shape))
         jacobian /= _SPREAD
         normal = jacobian.T @ (kept[:, None] * jacobian) + np.diag(width**-2)
-        downhill = -(jacobian.T @ (kept * off) + (effects - mean) / width**2)
-        before = loss
-        while damping < _MOST_DAMPING:
-            tried = effects + np.linalg.solve(normal + damping * np.diag(np.diag(normal)), downhill)
-            looked = look(tried)
-            if looked[0] < loss:
-                effects, (loss, off, slopes), damping = tried, looked, damping / 4
-                break
-            damping *= 5
-        if before - loss < _ENOUGH * before:
-            break
-    return effects
+        return normal, -(jacobian.T @ (kept * off) + (effects - mean) / width**2)
 
-
-_MOST_STEPS, _MOST_DAMPING, _ENOUGH = 60, 1e6, 1e-5
+    return damped_descent(look, equations, mean)
 
 
 def held_out(pool: Pool, groups: Sequence[Hashable], folds: int) -> list[EngineTimes]:
