@@ -7,12 +7,14 @@ proved, and a function of one's own prices it; otherwise it is an op like all ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from sim.layers.model import LayerGroup
 from sim.layers.ops import PLAIN, FusedOp, Megatron, OpWork, Side, Storage
 from sim.ops.layers import everywhere, register_op
+from sim.ops.rank import Rank, Work
 from sim.sharding.placement import PlacementError
 from sim.sharding.rules import Operation, Rule, RuleSource, parse_rule
 from sim.strategy import NONE
@@ -57,8 +59,11 @@ def local_map(
     """
     if len(placements) != 2:
         raise ValueError(f"{name}: expected placements for two letters, choices 0 and 1, got {', '.join(placements)}")
-    operands, _, result = equation.partition("->")
-    rules = [_rule(name, letter, text, len(operands.split(","))) for letter, text in placements.items()]
+    operands, arrow, result = equation.partition("->")
+    tensors = (*operands.split(","), result)
+    if not arrow or not all(tensors):
+        raise ValueError(f"{name}: expected an equation such as 'ta->ta', got {equation!r}")
+    rules = [_rule(name, letter, text, tensors) for letter, text in placements.items()]
     first, second = placements
     op = FusedOp(
         name,
@@ -69,7 +74,7 @@ def local_map(
         output,
         result,
         Operation(f"local_map:{name}", equation, _unknown, free="", opaque=True),
-        work,
+        _checked(name, work),
         megatron,
         storage=storage,
     )
@@ -78,14 +83,38 @@ def local_map(
     return op
 
 
-def _rule(name: str, letter: str, text: str, operands: int) -> Rule:
+def _rule(name: str, letter: str, text: str, tensors: Sequence[str]) -> Rule:
+    """The rule of a letter; tensors are the letters of each input and of the output. Raises: ValueError."""
+    if letter not in set("".join(tensors)):
+        raise ValueError(f"{name}: no tensor has the dim {letter!r}: they are {', '.join(tensors)}")
     try:
         found = parse_rule(text)
     except PlacementError as error:
         raise ValueError(f"{name}: {error}") from None
-    if len(found.inputs) != operands:
-        raise ValueError(f"{name}: {text!r} places {len(found.inputs)} inputs, the equation has {operands}")
+    if len(found.inputs) != len(tensors) - 1:
+        raise ValueError(f"{name}: {text!r} places {len(found.inputs)} inputs, the equation has {len(tensors) - 1}")
+    for placement, letters in zip((*found.inputs, found.output), tensors, strict=True):
+        if max(placement.dims, default=0) >= len(letters):
+            raise ValueError(f"{name}: {placement} in {text!r} shards a dim that {letters} has not")
     return Rule(found.inputs, found.output, letter)
+
+
+def _checked(name: str, work: OpWork) -> OpWork:
+    """The same function, which then says whose answer is no price."""
+
+    def priced(rank: Rank, op: FusedOp, label: str) -> Work:
+        found = work(rank, op, label)
+        if not isinstance(found, Work):
+            raise TypeError(f"{name}: expected Work from its function, got {found!r}")
+        for kernel in found.kernels:
+            if not all(0.0 <= amount < math.inf for amount in (kernel.flops, kernel.traffic_bytes)):
+                raise ValueError(
+                    f"{name}: expected operations and bytes of 0 or more from its function, got {kernel.flops} and "
+                    f"{kernel.traffic_bytes}"
+                )
+        return found
+
+    return priced
 
 
 def _unknown(*_: object) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -86,8 +86,37 @@ def test_nobody_executes_it() -> None:
         ({"t": "S(0) -> S(0)"}, "expected placements for two letters"),
         ({"t": "S(0), R -> S(0)", "a": "S(1) -> S(1)"}, "places 2 inputs, the equation has 1"),
         ({"t": "S(0 -> S(0)", "a": "S(1) -> S(1)"}, "expected a placement such as"),
+        ({"t": "S(0) -> S(0)", "z": "S(1) -> S(1)"}, "no tensor has the dim 'z'"),
+        ({"t": "S(0) -> S(0)", "a": "S(7) -> S(1)"}, r"S\(7\) in .* shards a dim that ta has not"),
     ],
 )
 def test_what_is_no_op_is_refused(placements: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         local_map("other", "ta->ta", placements, ring_work, inputs=("attn_out",), output="other_out", side="attention")
+
+
+def test_an_equation_without_an_output_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected an equation such as"):
+        local_map("other", "ta", PLACEMENTS, ring_work, inputs=("attn_out",), output="other_out", side="attention")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda rank: 3.0, "wrong: expected Work from its function, got 3.0"),
+        (lambda rank: Work((elementwise(rank, 0.0, float("nan")),)), "wrong: expected operations and bytes of 0 or"),
+        (lambda rank: Work((elementwise(rank, -1.0, 0.0),)), "wrong: expected operations and bytes of 0 or"),
+    ],
+)
+def test_an_answer_that_is_no_price_is_refused(mapped: Workload, answer: Callable[[Rank], Work], said: str) -> None:
+    here = {**WHERE, "output": "wrong_out", "where": lambda group: group.name == "mispriced"}
+    local_map("wrong", "ta->ta", PLACEMENTS, lambda rank, op, label: answer(rank), **here)
+    try:
+        (group,) = mapped.model.groups
+        model = dataclasses.replace(mapped.model, groups=(dataclasses.replace(group, name="mispriced"),), order=())
+        workload = dataclasses.replace(mapped, model=model, name="mispriced")
+        dims = (1,) * len(joint_space(workload).choices)
+        with pytest.raises((TypeError, ValueError), match=said):
+            evaluate(workload, Strategy(4, 2, 1, 16, dims))
+    finally:
+        withdraw_op("wrong")
