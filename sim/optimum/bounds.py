@@ -13,6 +13,7 @@ Lagrangian relaxation (Geoffrion, 1974).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -163,6 +164,17 @@ class Bounds:
             for fullest in (stages if multipliers.memory else stages[:1])
         ]
         return max(found, key=lambda each: each.value)
+
+    def may_have_room(self, mesh: Mesh, pp: int, low: int, high: int) -> bool:
+        """Whether a pipeline of batches low to high may have room, however its stages share out the layers.
+
+        The fullest stage has no less than their mean.
+        """
+        model = self.space.workload.model
+        layers = Counter(model.order)
+        mean = Stage(tuple(layers[group] / pp for group in range(len(model.groups))), (), first=False, last=False)
+        parts = self._parts(mesh, low, or_more=low < high)
+        return least_of([*parts.allowed, *self._over(parts, pp, mean, 1.0)]).value <= 0.0
 
     def tokens_per_s_per_gpu(self, mesh: Mesh, pp: int, high: int, step_s: float) -> float:
         """What batches up to one reach at most if a step takes so long at least."""

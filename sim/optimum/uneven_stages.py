@@ -127,19 +127,25 @@ def _best_of_part(space: Space, reached: float, *, own_choices: bool) -> UnevenS
         bound, mesh, low, high = heapq.heappop(heap)
         if -bound <= reached or space.batch[low] > most_sequences(workload, mesh[2]):
             continue
+        smallest, largest = space.batch[low], space.batch[high]
+        depths = [
+            pp for pp in space.stages(mesh) if bounds is None or bounds.may_have_room(mesh, pp, smallest, largest)
+        ]
+        if not depths:
+            continue
         if low < high:
             middle = (low + high) // 2
             for ends in ((low, middle), (middle + 1, high)):
                 heapq.heappush(heap, (-_most(space, bounds, mesh, *ends), mesh, *ends))
             continue
-        layers, stacks, state = layers_on(space, mesh, space.batch[low])
+        layers, stacks, state = layers_on(space, mesh, smallest)
         tp, cp, dp, ep = mesh
-        for pp in space.stages(mesh) if layers else ():
+        for pp in depths if layers else ():
             if layers and not degree_violations(workload, tp * cp * dp // ep, ep, pp):
                 if space.engine is not None:
-                    found = _PlannedPipelines(space, mesh, space.batch[low], layers, stacks, state).best(pp, reached)
+                    found = _PlannedPipelines(space, mesh, smallest, layers, stacks, state).best(pp, reached)
                 else:
-                    given = space, mesh, space.batch[low], layers, stacks[-1], state
+                    given = space, mesh, smallest, layers, stacks[-1], state
                     found = _Pipelines(*given, own=own_choices).best(pp)
                 if found and found.tokens_per_s_per_gpu > reached:
                     best, reached = found, found.tokens_per_s_per_gpu
@@ -202,6 +208,8 @@ class _Pipelines:
     def best(self, pp: int) -> UnevenStages | None:
         """The best of so many stages: where each ends is decided from the first stage on."""
         layers = self._workload.model.layers
+        if not self._has_room(pp):
+            return None
         places = int(self._alike.max()) + 1 if self._own else len(self._last)
         least: Floats = np.full(
             (layers + 1, places), np.inf
@@ -219,6 +227,21 @@ class _Pipelines:
         place = int(least[layers].argmin())
         slowest_s = float(least[layers, place])
         return self._found(pp, place, slowest_s, starts) if math.isfinite(slowest_s) else None
+
+    def _has_room(self, pp: int) -> bool:
+        """Whether so many stages have room for all layers: each takes as many as it has room for."""
+        layers = self._workload.model.layers
+        ends: Ints = np.zeros(len(self._stage(0, 1, pp)[0]), np.int64)
+        for _ in range(pp):
+            further = ends.copy()
+            for start in np.unique(ends).tolist():
+                for end in range(start + 1, layers + 1):
+                    fits = (ends == start) & np.isfinite(self._stage(start, end, pp)[0])
+                    if not fits.any():
+                        break
+                    further[fits] = end
+            ends = further
+        return bool((ends == layers).any())
 
     def _found(self, pp: int, place: int, slowest_s: float, starts: Sequence[Ints]) -> UnevenStages | None:
         state, step_s = self._state.through(pp), pp * slowest_s

@@ -57,7 +57,8 @@ def show_optimum(
       raysearch optimum -w gpt_moe_1_2t_16k --out best.json
       raysearch optimum -w gpt_moe_1_2t_1m --space extended
       raysearch optimum -w gpt_moe_1_2t_1m --set compare_spaces
-      raysearch optimum --model deepseek_v3 --isl 4000 --osl 500 --phase decode --engine none --set uneven_stages
+      raysearch optimum --model deepseek_v3 --isl 4000 --osl 500 --phase decode --engine none \\
+        --set uneven_stages --set batches=powers_of_two
       raysearch optimum -w gpt_moe_1_2t_16k --space vllm --gpus 64 --tpot-ms 30
       raysearch optimum --model qwen3_32b --isl 4000 --osl 500 --tpot-ms 30 --gpus 8
       raysearch optimum --model qwen3_32b --isl 4000 --osl 500 --tpot-ms 30 --ttft-ms 500 --gpus 8 --phase traffic
