@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from raysearch.answers.completed import WEIGHTS, CompletionResult
 from raysearch.answers.strategy_text import strategy_of
 from raysearch.base.errors import InputError
@@ -10,7 +14,6 @@ from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.strategy_options import (
     BatchOption,
     CpOption,
-    DimsOption,
     DpOption,
     EpOption,
     LayoutOption,
@@ -27,7 +30,14 @@ def complete(
     batch: BatchOption = None,
     ep: EpOption = None,
     pp: PpOption = 1,
-    dims: DimsOption = WEIGHTS,
+    dims: Annotated[
+        str,
+        typer.Option(
+            help="A number per fused op as in `evaluate`, or '?' where it is open; or tensors with the dims that tp "
+            "shards, as in 'qkv\\[t,q_tp]'.",
+            show_default="Megatron-LM's choices for the GEMMs",
+        ),
+    ] = WEIGHTS,
     cp: CpOption = 1,
     dp: DpOption = None,
     layout: LayoutOption = None,
@@ -43,7 +53,7 @@ def complete(
     Examples:
       raysearch complete -w gpt_moe_1_2t_16k
       raysearch complete -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims "?,1,?,0,?,?,?,?,1,?,0,?"
-      raysearch complete -w mixtral_8x22b_8k --dims "qkv[t,q_tp] ffn_mid[e,c,f_tp]" --json
+      raysearch complete -w mixtral_8x22b_8k --dims "qkv\\[t,q_tp] ffn_mid\\[e,c,f_tp]" --json
     """
     workload = loaded(question)
     degrees: dict[str, int] = {}

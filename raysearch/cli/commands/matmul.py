@@ -58,7 +58,7 @@ def matmul(
     from raysearch.reports.explain.matmul_drawing import draw_matmul, matmul_dict, total_text
 
     if dtype not in MATMUL_DTYPES:
-        raise InputError(f"--set dtype: {did_you_mean(dtype, MATMUL_DTYPES)}")
+        raise InputError(f"--set dtype: unknown format {dtype!r}: {did_you_mean(dtype, MATMUL_DTYPES)}")
     machine, axes = load_hardware(hardware), _counts("--mesh", mesh.split(","), "X=4,Y=8", _LONGEST_AXIS)
     if len(axes) > _MOST_AXES:
         raise InputError(f"--mesh {mesh}: expected at most {_MOST_AXES} axes, got {len(axes)}")

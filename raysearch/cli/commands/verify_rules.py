@@ -45,6 +45,8 @@ def verify_rules(
       raysearch verify-rules --set "view=4,8,6->32,6"
     """
     if view is not None:
+        if op or module:
+            raise InputError("--set view: a view has no rules of its own: leave out --set op and --set module")
         _show_view(_view_of(view), as_json=as_json)
         return
     for name in module or ():

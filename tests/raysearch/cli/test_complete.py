@@ -37,6 +37,11 @@ def test_the_best_completion_is_the_best_of_all_that_there_are(raysearch) -> Non
     assert found["share_of_best"] <= 1.0
 
 
+def test_the_help_has_brackets_around_the_dims_of_a_tensor(raysearch) -> None:
+    """rich takes what stands in brackets for a style."""
+    assert raysearch("complete", "--help").stdout.count("qkv[t,q_tp]") == 2
+
+
 def test_tensors_may_be_given_by_name(raysearch) -> None:
     arguments = ("complete", "-w", "mixtral_8x22b_8k", "--tp", "2", "--ep", "4", "--batch", "64", "--json")
     found = json.loads(raysearch(*arguments, "--dims", "qkv[t,q_tp] ffn_mid[e,c,f_tp] routing[t,k]").stdout)

@@ -103,6 +103,9 @@ def test_verify_rules_says_where_a_shard_lies_after_a_view(raysearch: Command) -
         failed = raysearch("verify-rules", "--set", f"view={wrong}")
         assert failed.returncode == 2
         assert message in failed.stderr
+    failed = raysearch("verify-rules", "--set", "view=6->2,3", "--set", "op=matmul")
+    assert failed.returncode == 2
+    assert "leave out --set op" in failed.stderr
 
 
 @pytest.mark.slow

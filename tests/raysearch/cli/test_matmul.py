@@ -38,7 +38,7 @@ def test_programs_get_the_same_figures(raysearch) -> None:
         (("A[a,b,c,d,i,j] B[a,b,c,d,j,k] -> C[a,b,c,d,i,k]", "--mesh", "X=2"), "expected at most 5 dims, got 7"),
         ((CASE_3, "--mesh", "Y=2"), "names axis 'X'; the mesh has Y"),
         ((CASE_3, "--mesh", "X=2", "--set", "sizes=L=2"), "a size of L is given; the dims are I, J, K"),
-        ((CASE_3, "--mesh", "X=2", "--set", "dtype=nvfp4"), "--set dtype"),
+        ((CASE_3, "--mesh", "X=2", "--set", "dtype=nvfp4"), "--set dtype: unknown format 'nvfp4'"),
         ((CASE_3, "--mesh", "X=2", "--hardware", "tpu_v5"), "did you mean 'tpu_v5p'"),
     ],
 )
