@@ -66,11 +66,15 @@ def stage_between(workload: Workload, start: int, end: int, *, first: bool, last
         first: Whether it has the embedding.
         last: Whether it has the LM head.
     """
-    order, groups = workload.model.order, range(len(workload.model.groups))
+    model = workload.model
+    return _stage_of(model.order, len(model.groups), meet(workload), start, end, first, last)
+
+
+@lru_cache(1 << 14)
+def _stage_of(order: tuple[int, ...], groups: int, meets: bool, start: int, end: int, first: bool, last: bool) -> Stage:
     mine = order[start:end]
     met = Counter(pair for pair in pairwise(order[start : end + 1]) if pair[0] != pair[1])
-    meetings = tuple(sorted(met.items())) if meet(workload) else ()
-    return Stage(tuple(mine.count(group) for group in groups), meetings, first, last)
+    return Stage(tuple(map(mine.count, range(groups))), tuple(sorted(met.items())) if meets else (), first, last)
 
 
 def side_by_side(stages: Sequence[Stage], shape: tuple[int, ...] = (-1,)) -> Stage:

@@ -24,7 +24,11 @@ def show_optimum(
         bool, Setting("Also count the feasible strategies, with quantiles, where they can be enumerated.")
     ] = True,
     uneven_stages: Annotated[
-        bool, Setting("Also find the best pipeline whose stages may have any number of layers.")
+        bool,
+        Setting(
+            "Also find the best pipeline whose stages may have any number of layers: minutes over every batch, "
+            "seconds over batches=powers_of_two."
+        ),
     ] = False,
     replays: Annotated[
         int,
