@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -122,8 +122,15 @@ class CheckedCertificate:
     traffic: BestGoodput | None = None
 
 
-def check_certificate(path: Path, progress: CountProgress | None = None) -> CheckedCertificate:
+def check_certificate(
+    path: Path, progress: CountProgress | None = None, *, named: str | None = None
+) -> CheckedCertificate:
     """Replays a certificate: the optimum of steps without a search, a goodput by the branch and bound that found it.
+
+    Args:
+        path: The file.
+        progress: Called with how many ranges of batches were checked, of how many.
+        named: The workload, where the user names it, too: what its file declares by code is then declared.
 
     Raises:
         Damaged: It cannot be read, or does not prove what it says.
@@ -134,7 +141,7 @@ def check_certificate(path: Path, progress: CountProgress | None = None) -> Chec
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     question = Question.of_record(fields.question)
-    workload = question.load(Origin.RECORD)
+    workload = replace(question, workload=named).load() if named else question.load(Origin.RECORD)
     if (fields.config_hash, fields.space) != (workload.config_hash, workload.space):
         raise Damaged(
             f"{path} is for the space {fields.space!r} of {fields.workload!r} ({fields.config_hash!r}); its question "

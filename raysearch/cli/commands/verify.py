@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysearch.base.errors import RunFailed
+from raysearch.base.errors import InputError, RunFailed
 from raysearch.cli.commands.options import JsonOption, at_home, print_json
+from sim.config.question import QUESTION_FIELDS
 from sim.json_object import JsonFields
 
 if TYPE_CHECKING:
@@ -20,22 +21,26 @@ def verify_results(
         Path,
         typer.Argument(metavar="PATH", help="Folder of results, certificate, or forecast.", callback=at_home),
     ],
+    workload: Annotated[str | None, typer.Option("--workload", "-w", help=QUESTION_FIELDS["workload"].help)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Verify a study, a search, a tuning or an answer: every digest, every row, and each summary against its rows.
 
     The certificate of an optimum is checked without a search, a forecast against its seal. Exits with 1 if anything
-    cannot be trusted.
+    cannot be trusted. No record runs code: name the workload of a certificate whose file declares choices of ops.
 
     \b
     Examples:
       raysearch verify results/smoke
       raysearch verify best.json
+      raysearch verify best.json -w mine.toml
     """
     from raysearch.base.file_io import Damaged
 
+    if workload is not None and not path.is_file():
+        raise InputError(f"--workload is for the certificate of an optimum, and {path} is none")
     try:
-        text, fields = _file(path) if path.is_file() else _folder(path)
+        text, fields = _file(path, workload) if path.is_file() else _folder(path)
     except Damaged as damage:
         raise RunFailed(str(damage)) from damage
     if as_json:
@@ -65,26 +70,26 @@ def _folder(folder: Path) -> tuple[str, JsonFields]:
     return f"{len(found.runs):,} runs with {calls:,} calls are as they were written", fields
 
 
-def _file(path: Path) -> tuple[str, JsonFields]:
+def _file(path: Path, workload: str | None) -> tuple[str, JsonFields]:
     """What was checked of a file, in words and for programs."""
     from raysearch.fidelity.forecasts.sealed_forecast import is_forecast, read_forecast
 
     if not is_forecast(path):
-        return _certificate(path)
+        return _certificate(path, workload)
     sealed = read_forecast(path)
     predictions = len(sealed["predictions"])
     fields = {"file": str(path), "date": sealed["date"], "predictions": predictions, "damaged": {}}
     return f"{predictions:,} predictions are as they were sealed on {sealed['date']}", fields
 
 
-def _certificate(path: Path) -> tuple[str, JsonFields]:
+def _certificate(path: Path, workload_name: str | None) -> tuple[str, JsonFields]:
     """What a certificate proves, in words and for programs."""
     from raysearch.base.file_io import degrees_text, strategy_dict
     from raysearch.base.progress import stepping
     from raysearch.optima.certificate_files import check_certificate
 
     with stepping(f"certificate {path}") as progress:
-        checked = check_certificate(path, progress)
+        checked = check_certificate(path, progress, named=workload_name)
     proof, workload = checked.proof, checked.workload
     fields = {
         "workload": workload.name,

@@ -29,3 +29,24 @@ def test_a_certificate_is_replayed_and_an_altered_one_refused(
         refused = raysearch("verify", path)
         assert refused.returncode == 1
         assert why in refused.stderr
+
+
+def test_a_certificate_of_declared_choices_is_checked_where_the_user_names_their_file(
+    raysearch: Command, tiny_workload: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "own_choices.py").write_text(
+        "from sim.layers.choices import declare_choice\nfrom sim.ops.layers import DENSE_LAYER\n\n\n"
+        'def stripes():\n    norm = DENSE_LAYER.op("ffn_norm")\n'
+        '    declare_choice(norm, DENSE_LAYER, "striped tokens", "SS(0,2) -> SS(0,2)")\n'
+    )
+    declared = 'declared_choices = "own_choices:stripes"\nspace = "extended"\n'
+    (tmp_path / "mine.toml").write_text(declared + tiny_workload.read_text())
+    found = raysearch(
+        "optimum", "-w", "mine.toml", "--set", "landscape=no", "--out", "best.json", "--json", cwd=tmp_path
+    )
+    refused = raysearch("verify", "best.json", cwd=tmp_path)
+    assert refused.returncode != 0
+    assert "on the command line" in refused.stderr
+    proven = raysearch("verify", "best.json", "-w", "mine.toml", "--json", cwd=tmp_path)
+    assert json.loads(proven.stdout)["tokens_per_s_per_gpu"] == json.loads(found.stdout)["tokens_per_s_per_gpu"]
+    assert "for the certificate" in raysearch("verify", tmp_path, "-w", tiny_workload).stderr
