@@ -67,13 +67,14 @@ def test_no_command_declares_an_option_of_a_question_anew() -> None:
         for option in parameter.opts
         if option in ours
     }
-    # What is measured, placed or multiplied is no deployment: a machine whose kernels are timed, a fleet's GPUs.
+    # What is measured, placed, multiplied or proven is no deployment: a machine whose kernels are timed, a fleet.
     assert elsewhere <= {
         ("measure", "--gpus"),
         ("place", "--gpus"),
         ("calibrate", "--hardware"),
         ("validate", "--hardware"),
         ("matmul", "--hardware"),
+        ("verify", "--workload"),
     }
 
 
@@ -84,12 +85,13 @@ def test_an_option_means_the_same_in_every_command() -> None:
             meanings.setdefault(parameter.opts[0], set()).add(parameter.help or "")
             assert parameter.help, f"{name} {parameter.opts[0]}"
     # A calibration is a file, pictures of a validation go beside what is there; each command has settings of its own;
-    # export writes the benchmark that tune-live runs.
+    # export writes the benchmark that tune-live runs; complete leaves choices open.
     arguments = {name for name in meanings if not name.startswith("-")}
     assert {option for option, texts in meanings.items() if len(texts) > 1} - arguments == {
         "--out",
         "--set",
         "--benchmark",
+        "--dims",
     }
 
 
