@@ -51,12 +51,17 @@ _WORDS = (
 )
 
 
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that is closest to an unknown one; "" where none is close."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint for an unknown name: the closest known one, or all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {close[0]!r}?"
+    if hint := nearest_name(name, known):
+        return hint
     return f"known: {', '.join(known)}" if known else "none is known"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ import typer
 from pydantic import Field, TypeAdapter, ValidationError
 
 from raysearch.base.errors import InputError
-from sim.config.mistakes import did_you_mean
+from sim.config.mistakes import did_you_mean, nearest_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +92,8 @@ class DeclaredSetting:
 
     def _nearest(self, text: str) -> str:
         known = list(map(str, get_args(self.kind))) if get_origin(self.kind) is Literal else []
-        near = difflib.get_close_matches(text, known, n=1, cutoff=0.5)
-        return f": did you mean {near[0]!r}?" if near else ""
+        hint = nearest_name(text, known)
+        return f": {hint}" if hint else ""
 
     def _bounded(self) -> Any:
         numeric = self.kind in (int, float)
@@ -109,10 +108,10 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_settings(**options: Any) -> None:
-        assignments = options.pop("assignments", None) or ()
-        left = [each for each in assignments if _named(each) not in settings] if others else []
-        values = _given(settings, [each for each in assignments if each not in left])
-        command(**options, **values, **{name: dict(map(_texts, left)) for name in others})
+        assignments = [_parts(each) for each in options.pop("assignments", None) or ()]
+        declared = [each for each in assignments if each[0] in settings or not others]
+        left = {name: "yes" if text is None else text for name, text in assignments if name not in settings}
+        command(**options, **_given(settings, declared), **dict.fromkeys(others, left))
 
     own = [each.replace(kind=each.KEYWORD_ONLY) for each in parameters if each.name not in (*settings, *others)]
     annotation = _set_option(settings, list(others.values()))
@@ -139,26 +138,21 @@ def as_words(given: Mapping[str, object]) -> list[str]:
     return [word for name, text in texts.items() for word in ("--set", f"{name}={text}")]
 
 
-def _given(settings: Mapping[str, DeclaredSetting], assignments: Sequence[str]) -> dict[str, Any]:
+def _given(settings: Mapping[str, DeclaredSetting], assignments: Sequence[tuple[str, str | None]]) -> dict[str, Any]:
     """Every setting's value, that of its last assignment or the default; those of a list add up."""
     found: dict[str, Any] = {}
-    for assignment in assignments:
-        name, (_, sign, text) = _named(assignment), assignment.partition("=")
+    for name, text in assignments:
         if name not in settings:
             raise InputError(f"--set: this command has no setting {name!r}: {did_you_mean(name, settings)}")
-        value = settings[name].value(name, text.strip(), bare=not sign)
+        value = settings[name].value(name, text or "", bare=text is None)
         found[name] = [*found.get(name, ()), *value] if isinstance(value, list) else value
     return {name: found.get(name, each.default) for name, each in settings.items()}
 
 
-def _named(assignment: str) -> str:
-    return assignment.partition("=")[0].strip().replace("-", "_")
-
-
-def _texts(assignment: str) -> tuple[str, str]:
-    """Name and value, "yes" of one without."""
-    _, sign, text = assignment.partition("=")
-    return _named(assignment), text.strip() if sign else "yes"
+def _parts(assignment: str) -> tuple[str, str | None]:
+    """Name and value; None where there is none."""
+    name, sign, text = assignment.partition("=")
+    return name.strip().replace("-", "_"), text.strip() if sign else None
 
 
 def _about(parameter: inspect.Parameter) -> Setting | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from typing import Annotated
@@ -12,6 +11,7 @@ from raysearch.base.foreign import foreign
 from raysearch.cli.commands.options import JsonOption, print_json
 from raysearch.cli.commands.settings import Setting, takes_settings
 from sim.config.code import import_module
+from sim.config.mistakes import nearest_name
 from sim.json_object import JsonObject
 from sim.ops.layers import all_operations
 from sim.sharding.placement import PlacementError, Shard
@@ -66,9 +66,8 @@ def _chosen(op: str | None) -> dict[str, Operation]:
     if op is None:
         return operations
     if op not in operations:
-        near = difflib.get_close_matches(op, operations, n=1)
-        hint = f": did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"unknown operation {op!r}{hint} (known: {', '.join(operations)})")
+        hint = nearest_name(op, operations)
+        raise InputError(f"unknown operation {op!r}{hint and f': {hint}'} (known: {', '.join(operations)})")
     return {op: operations[op]}
 
 
