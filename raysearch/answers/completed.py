@@ -12,13 +12,13 @@ from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import degrees_text
 from raysearch.base.priced_heading import priced_text
-from sim.config.mistakes import did_you_mean
 from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
 from sim.layers.choices import rule
 from sim.layers.dims import dims_of
 from sim.layers.propagation import PartialDims, Propagated, megatron_weights, propagated
+from sim.near_names import did_you_mean
 from sim.ops.layers import layer_of
 from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, space_of

@@ -12,7 +12,7 @@ from typing import Any
 from raysearch.base.errors import InputError
 from raysearch.base.foreign import foreign
 from sim.config.code import import_module
-from sim.config.mistakes import did_you_mean
+from sim.near_names import did_you_mean
 
 _log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from raysearch.runs.in_flight import CallsInFlight, recorded_order
 from raysearch.runs.records import RunSpec
 from raysearch.searchers.interface import Outcome
 from raysearch.simulators.opening import open_simulator, searched_space
-from sim.config.mistakes import did_you_mean
+from sim.near_names import did_you_mean
 from sim.strategy import Strategy
 
 _OWN = {"folder", "elites"}

@@ -22,8 +22,9 @@ from raysearch.base.named_code import load_named, note_if_declared
 from raysearch.searchers.interface import NoOptions, Searcher
 from raysearch.searchers.start import StartedSearcher
 from sim.config.files import config_path, list_names, read_config
-from sim.config.mistakes import did_you_mean, first_error_text
+from sim.config.mistakes import first_error_text
 from sim.json_object import JsonFields
+from sim.near_names import did_you_mean
 
 START = "start"
 """Option of every searcher: strategies to call first."""

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from sim.config.fields import Positive, Whole, ascending
-from sim.config.mistakes import did_you_mean
+from sim.near_names import did_you_mean
 from sim.prices import mixer_terms, terms
 from sim.prices.calibration import grid_phi, moe_layer_terms
 from sim.prices.dtypes import FORMATS

@@ -29,7 +29,7 @@ from sim.config.files import (
 from sim.config.hardware_file import HardwareFile
 from sim.config.huggingface.keys import CannotImport
 from sim.config.huggingface.model_import import ModelImport, import_model
-from sim.config.mistakes import did_you_mean, first_error_text
+from sim.config.mistakes import first_error_text
 from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.config.schemas import MTP, NGRAM, EngineVersionFile, ModelFile, WorkloadFile
 from sim.engines.engine_registry import (
@@ -43,6 +43,7 @@ from sim.engines.engine_registry import (
 from sim.engines.engine_rules import EngineRules
 from sim.json_object import JsonObject
 from sim.layers.model import Model
+from sim.near_names import did_you_mean
 from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, Engine, cell_of, times_of
 from sim.prices.hardware import NCCL_ALGORITHMS, AllReduce, EngineName, Hardware

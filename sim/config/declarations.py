@@ -10,8 +10,8 @@ from typing import Any
 
 from sim.config.code import import_module
 from sim.config.files import CatalogError
-from sim.config.mistakes import did_you_mean
 from sim.layers.declared import declared_by
+from sim.near_names import did_you_mean
 
 _ran: list[str] = []
 """The one function that declared choices in this process, if any did: numbers follow from the order of declaring."""

@@ -14,9 +14,10 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from sim.config.mistakes import did_you_mean, first_error_text
+from sim.config.mistakes import first_error_text
 from sim.config.reading import Unreadable, parse_object, parse_toml, read_bytes
 from sim.json_object import JsonObject
+from sim.near_names import did_you_mean
 
 ConfigKind = Literal[
     "hardware", "models", "workloads", "studies", "searchers", "calibration", "fleets", "engines", "pretraining"

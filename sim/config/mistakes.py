@@ -5,12 +5,13 @@ pydantic finds the mistakes; its words ("Input should be less than or equal to 6
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, get_args
 
 from pydantic import BaseModel, ValidationError
+
+from sim.near_names import did_you_mean, nearest_name
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -51,20 +52,6 @@ _WORDS = (
 )
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that is closest to an unknown one; "" where none is close."""
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else ""
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the closest known one, or all of them."""
-    known = sorted(known)
-    if hint := nearest_name(name, known):
-        return hint
-    return f"known: {', '.join(known)}" if known else "none is known"
-
-
 def expectation(mistake: ErrorDetails) -> str:
     """What was expected of a value and what was given, without its key.
 
@@ -85,9 +72,8 @@ def expectation(mistake: ErrorDetails) -> str:
         given = f"{given[:_LONGEST_VALUE]}..."
     if given in text:  # as in "unknown phase 'serv': did you mean 'serve'?"
         return text
-    known = re.findall(r"'([^']*)'", text) if isinstance(value, str) else ()
-    near = difflib.get_close_matches(value, known, n=1, cutoff=0.5) if known else ()
-    return f"{text}, got {given}" + (f": did you mean {near[0]!r}?" if near else "")
+    near = nearest_name(value, re.findall(r"'([^']*)'", text)) if isinstance(value, str) else ""
+    return f"{text}, got {given}" + (f": {near}" if near else "")
 
 
 def first_error_text(

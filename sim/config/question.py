@@ -18,10 +18,11 @@ from sim.config.catalog import assembled, default_hardware, imported_model, load
 from sim.config.code import Origin
 from sim.config.files import CatalogError, ConfigKind, config_path
 from sim.config.huggingface.model_import import ModelImport
-from sim.config.mistakes import did_you_mean, expectation, first_error_text
+from sim.config.mistakes import expectation, first_error_text
 from sim.config.schemas import DEEPEST, MOST_PARTS, MTP, NGRAM, WorkloadFile, any_degrees
 from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_rules
 from sim.json_object import JsonFields, JsonObject
+from sim.near_names import did_you_mean
 from sim.prices.curves import DeepepMode
 from sim.prices.dtypes import Dtype
 from sim.prices.hardware import AllReduce

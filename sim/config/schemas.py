@@ -18,10 +18,11 @@ from sim.config.fields import (
     Whole,
     is_nothing,
 )
-from sim.config.mistakes import REPOSITORY_PATTERN, STAGES_PATTERN, VERSION_PATTERN, did_you_mean
+from sim.config.mistakes import REPOSITORY_PATTERN, STAGES_PATTERN, VERSION_PATTERN
 from sim.engines.engine_registry import engine_names
 from sim.layers import mixers
 from sim.layers import model as layers_model
+from sim.near_names import did_you_mean
 from sim.prices import hardware
 from sim.prices.curves import DeepepMode
 from sim.prices.dtypes import Dtype

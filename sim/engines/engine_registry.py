@@ -11,7 +11,6 @@ A package adds one by an entry point of the group "raysearch.engines" whose obje
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -21,6 +20,7 @@ from sim.engines.megatron_core import MEGATRON_CORE
 from sim.engines.sglang import SGLANG
 from sim.engines.trtllm import TRTLLM
 from sim.engines.vllm import VLLM
+from sim.near_names import did_you_mean
 from sim.workload import OWN_SPACES, Workload
 
 ENGINES_GROUP = "raysearch.engines"
@@ -74,9 +74,7 @@ def engine_rules(name: str) -> EngineRules:
     if wanted not in _ENGINES:
         _load_installed()
     if wanted not in _ENGINES:
-        near = difflib.get_close_matches(wanted, _ENGINES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(_ENGINES)}"
-        raise UnknownEngine(f"unknown engine {name!r}: {hint}")
+        raise UnknownEngine(f"unknown engine {name!r}: {did_you_mean(wanted, _ENGINES)}")
     return _ENGINES[wanted]
 
 

@@ -5,7 +5,6 @@ Here they are kept; `sim.layers.choices.declare_choice` proves and adds them.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from sim.near_names import did_you_mean
 from sim.sharding.rules import Rule
 from sim.strategy import FIRST_DECLARED, GRID
 
@@ -100,6 +100,4 @@ def withdraw(key: OpKey, name: str) -> None:
             del _DECLARED[key][choice.number]
             return
     names = [choice.name for choice in declared_choices(key).values()]
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f": did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{key[0]} has no declared choice {name!r}{hint} (declared: {', '.join(names) or 'none'})")
+    raise ValueError(f"{key[0]} has no declared choice {name!r}: {did_you_mean(name, names)}")

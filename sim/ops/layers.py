@@ -7,7 +7,6 @@ stream behind its one residual add. Whoever registers an op states all of it in 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from sim.layers.model import LayerGroup, Model
 from sim.layers.ops import FusedOp, Layer, Megatron, Storage, layer_from
 from sim.layers.sizes import FEATURES, ROUTING_ENTRY_BYTES
+from sim.near_names import did_you_mean
 from sim.ops.token_mixers import attention_work
 from sim.ops.work import (
     activation_work,
@@ -282,9 +282,7 @@ def withdraw_op(name: str) -> None:
         ValueError: There is none of that name.
     """
     if name not in _REGISTERED:
-        near = difflib.get_close_matches(name, _REGISTERED, n=1)
-        hint = f": did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"no op {name!r} was registered{hint}")
+        raise ValueError(f"no op {name!r} was registered: {did_you_mean(name, _REGISTERED)}")
     found = _REGISTERED.pop(name)
     if found.rules:
         del SOURCES[found.op.operation.kind]

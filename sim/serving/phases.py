@@ -10,7 +10,6 @@ is not modelled. Formulas take floats or arrays: a search adds up one strategy, 
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from sim.layers.sizes import Load
+from sim.near_names import did_you_mean
 from sim.prices.engine import BARE, EngineTimes
 from sim.serving.pipelines import stall_factor
 from sim.serving.prompts import PromptMeeting, mixed_steps, prompt_meeting
@@ -329,9 +329,7 @@ def phase_named(name: PhaseName) -> Phase:
         UnknownPhase: There is none.
     """
     if name not in _PHASES:
-        near = difflib.get_close_matches(name, _PHASES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(_PHASES)}"
-        raise UnknownPhase(f"unknown phase {name!r}: {hint}")
+        raise UnknownPhase(f"unknown phase {name!r}: {did_you_mean(name, _PHASES)}")
     return _PHASES[name]
 
 

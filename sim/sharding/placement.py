@@ -15,7 +15,6 @@ Partial(op='avg')
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +25,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
+
+from sim.near_names import nearest_name
 
 Array = NDArray[Any]
 Holds = Literal["whole", "shard", "part"]
@@ -229,9 +230,8 @@ def parse_placement(text: str) -> Placement:
         raise PlacementError(f"expected a placement such as R, S(0) or P(sum), got {text!r}")
     code, arguments = match[1], match[2]
     if code not in _TYPES:
-        near = difflib.get_close_matches(code, _TYPES, n=1, cutoff=0.1)
-        hint = f": did you mean {near[0]!r}?" if near else ""
-        raise PlacementError(f"unknown placement {code!r} in {text!r}{hint} (known: {', '.join(_TYPES)})")
+        hint = f": {near}" if (near := nearest_name(code, _TYPES, least=0.1)) else ""
+        raise PlacementError(f"unknown placement {code!r} in {text!r} (known: {', '.join(_TYPES)}){hint}")
     try:
         return _TYPES[code].from_arguments([part.strip() for part in arguments.split(",")] if arguments else [])
     except (TypeError, ValueError) as error:

@@ -11,7 +11,7 @@ from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import JsonOption, MachineOption, print_json
 from raysearch.cli.commands.settings import Setting, takes_settings
 from sim.config.catalog import load_hardware
-from sim.config.mistakes import did_you_mean
+from sim.near_names import did_you_mean
 from sim.prices.dtypes import Dtype
 from sim.sharding.placement import PlacementError
 from sim.sharding.redistribute import RedistributionError

@@ -13,7 +13,7 @@ import typer
 from pydantic import Field, TypeAdapter, ValidationError
 
 from raysearch.base.errors import InputError
-from sim.config.mistakes import did_you_mean, nearest_name
+from sim.near_names import did_you_mean, nearest_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from raysearch.base.foreign import foreign
 from raysearch.cli.commands.options import JsonOption, print_json
 from raysearch.cli.commands.settings import Setting, takes_settings
 from sim.config.code import import_module
-from sim.config.mistakes import nearest_name
 from sim.json_object import JsonObject
+from sim.near_names import nearest_name
 from sim.ops.layers import all_operations
 from sim.sharding.placement import PlacementError, Shard
 from sim.sharding.rule_check import Verdict, check_operation

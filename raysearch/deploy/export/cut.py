@@ -9,7 +9,7 @@ from raysearch.base.errors import InputError
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.fitting import not_configurable
 from raysearch.deploy.layers.sharded_layer import Sharded, sharded_layer_of, shown_group, unshown
-from sim.config.mistakes import did_you_mean
+from sim.near_names import did_you_mean
 from sim.ops.layers import op_names
 from sim.strategy import NONE
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from raysearch.base.errors import InputError
 from raysearch.base.named_code import declared_points, load_named, note_if_declared
 from raysearch.deploy.export.deployment import Deployment, Export
-from sim.config.mistakes import did_you_mean
+from sim.near_names import did_you_mean
 
 EXPORTERS_GROUP = "raysearch.exporters"
 Exporter = Callable[[Deployment], Export]

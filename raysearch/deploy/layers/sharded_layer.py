@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from raysearch.base.errors import InputError
-from sim.config.mistakes import did_you_mean
 from sim.layers.choices import OpRule, rule
 from sim.layers.mixers import Attention, CompressedAttention, GroupedAttention, LatentAttention, LinearMixer
 from sim.layers.model import FeedForward, Model
 from sim.layers.ops import Layer, Side, Tensor
+from sim.near_names import did_you_mean
 from sim.ops.layers import layer_ops, op_names, registered_ops
 from sim.ops.rank import Rank
 from sim.serving.phases import batching

@@ -33,8 +33,8 @@ from raysearch.processes.guard import end_guarded, guarded
 from raysearch.processes.marked import end_marked, mark_of, marked, marking
 from raysearch.simulators.measurement import Measurement, as_evaluation
 from raysearch.simulators.plugin import load_function
-from sim.config.mistakes import did_you_mean
 from sim.config.reading import Unreadable, parse_object
+from sim.near_names import did_you_mean
 from sim.strategy import Strategy
 from sim.workload import Workload
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.deploy.export.render import Argument, Command, Flag, Variable
 from raysearch.simulators.measurement import Measurement
-from sim.config.mistakes import did_you_mean
 from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.json_object import JsonObject
+from sim.near_names import did_you_mean
 
 RESULTS = "results"
 """Folder that a tool writes to, relative to where it runs."""

@@ -14,9 +14,9 @@ from raysearch.deploy.place.model_placement import Cluster, Tenant
 from raysearch.deploy.place.service import GroupShape, Objective, Service, best_service
 from sim.config.fields import Count, FileSchema, Name, Positive
 from sim.config.files import CatalogError, config_path, read_config
-from sim.config.mistakes import did_you_mean
 from sim.config.question import Question
 from sim.engines.engine_registry import engine_names
+from sim.near_names import did_you_mean
 from sim.prices.dtypes import Dtype
 from sim.replay.arrivals import Stream
 from sim.workload import PhaseName, Workload

@@ -16,9 +16,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.mixer_tables import usable_modules, usable_states
-from sim.config.mistakes import did_you_mean, expectation
+from sim.config.mistakes import expectation
 from sim.config.reading import Unreadable, read_bytes
 from sim.json_object import JsonObject
+from sim.near_names import did_you_mean
 
 LARGEST_MEASURED = 10**9
 """No size, count or time in these files is larger; what is would be a slip, and its products overflow."""

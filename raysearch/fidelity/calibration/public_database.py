@@ -18,8 +18,8 @@ import pandas as pd
 
 from envs.strategy_env import failure_text
 from raysearch.base.errors import InputError
-from sim.config.mistakes import did_you_mean
 from sim.config.reading import Unreadable, opened, read_bytes
+from sim.near_names import did_you_mean
 
 _LARGEST_TABLE_BYTES = 128 * 1024**2
 """[assumed] Of a file, and of its rows as they are encoded; several times the largest."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from raysearch.base.limits import LONGEST_TIMEOUT_S
+from sim.near_names import nearest_name
 
 _SEED = "search_seed, or search(seed=), seeds a search"
 _RATE = "train_batch_size_per_learner, or rollout_calls of the options, is the calls of a round"
@@ -96,9 +96,9 @@ def _of_the_stack(config: Any) -> Iterator[str]:
 def _of_typing(config: Any) -> Iterator[str]:
     """Names that nobody reads and that look like one of ours; RLlib lets any attribute be set."""
     fields = vars(type(config)()).keys()
-    ours = sorted(fields - vars(PPOConfig()).keys())
+    ours = fields - vars(PPOConfig()).keys()
     for name in vars(config).keys() - fields:
         if name in _OF_ONE_PRESET:
             yield f"expected no {name} in a {type(config).__name__}: {_OF_ONE_PRESET[name]}"
-        elif not name.startswith("_") and (near := get_close_matches(name, ours, n=1, cutoff=0.8)):
-            yield f"unknown field {name!r}: did you mean {near[0]!r}?"
+        elif not name.startswith("_") and (near := nearest_name(name, ours, least=0.8)):
+            yield f"unknown field {name!r}: {near}"

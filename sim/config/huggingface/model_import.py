@@ -11,8 +11,8 @@ from sim.config.huggingface.families import APPROXIMATED, BY_ARCHITECTURE, IMPOR
 from sim.config.huggingface.keys import CannotImport, Keys
 from sim.config.huggingface.parts import ImportedLayer
 from sim.config.huggingface.quantisation import Formats, formats_of
-from sim.config.mistakes import did_you_mean
 from sim.json_object import JsonFields, JsonObject
+from sim.near_names import did_you_mean
 
 _TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "cohere", "cohere2", "ernie4_5_moe")
 """Families that share embedding and LM head unless they say otherwise."""

@@ -14,7 +14,6 @@ import pytest
 
 from sim.config.catalog import load_calibration, load_hardware, load_model, load_workload
 from sim.config.files import CatalogError, config_path, list_names, read_config
-from sim.config.mistakes import did_you_mean
 from sim.layers.mixers import GroupedAttention
 from sim.layers.model import FeedForward
 from sim.simulate import evaluate
@@ -336,12 +335,6 @@ def test_any_schema_can_be_read_with_the_same_messages(tmp_path: Path) -> None:
     assert read_config(written(tmp_path / "good.toml", "seeds = [1, 2]"), Study).seeds == [1, 2]
     bad = written(tmp_path / "bad.toml", "seed = [1, 2]")
     assert "seed: unknown key; did you mean 'seeds'?" in message_of(read_config, bad, Study)
-
-
-def test_the_hint_is_the_closest_name_or_all_of_them() -> None:
-    assert did_you_mean("rando", ["random", "annealing"]) == "did you mean 'random'?"
-    assert did_you_mean("zzz", ["b", "a"]) == "known: a, b"
-    assert did_you_mean("zzz", []) == "none is known"
 
 
 def test_loaded_values_are_frozen() -> None:
