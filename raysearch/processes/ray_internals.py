@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,14 +20,16 @@ _CONFIG = "ray._raylet:Config"
 _TOKENS = "ray._raylet:AuthenticationTokenLoader"
 _CLUSTERS = "ray._private.ray_constants:ENABLE_RAY_CLUSTER"
 _SIGTERM = "ray._private.utils:set_sigterm_handler"
+_JOB = "ray.job_config:JobConfig._serialize"
 _GET_NODE = "ray._private.services:get_node"
 _ERRORS = "ray._private.worker:listen_error_messages"
 _MONITOR = "ray._private.node:Node.start_monitor"
 _LOG_MONITOR = "ray._private.node:Node.start_log_monitor"
 _API_SERVER = "ray._private.node:Node.start_api_server"
 _DASHBOARD = "ray._private.utils:get_dashboard_dependency_error"
-NEEDED = (_CONFIG, _TOKENS, _CLUSTERS, _SIGTERM)
-"""Without them a Ray of ours would be open to others, or a stop end without a word. The rest spare time and noise."""
+NEEDED = (_CONFIG, _TOKENS, _CLUSTERS, _SIGTERM, _JOB)
+"""Without them a Ray of ours would be open to others, a stop end without a word, or workers import what lies in the
+working directory. The rest spare time and noise."""
 
 
 def forget_token() -> None:
@@ -39,8 +43,8 @@ def mended() -> Iterator[None]:
     """Mends what Ray's start has no options for.
 
     It puts handlers of SIGTERM in place of ours that end the process without a word, gives its own processes half a
-    minute to come up, which on a busy machine they do not, and prints a page for each worker that dies, of which we
-    tell ourselves.
+    minute to come up, which on a busy machine they do not, prints a page for each worker that dies, of which we tell
+    ourselves, and has workers look for modules in the working directory first: for `pydantic`, and for us.
 
     Raises:
         RunFailed: This Ray lacks what is needed.
@@ -57,7 +61,15 @@ def mended() -> Iterator[None]:
                     raise
                 time.sleep(0.1)
 
-    with _replaced({_SIGTERM: lambda handler: None, _GET_NODE: patient, _ERRORS: lambda worker, stopped: None}):
+    serialize = _value(_JOB)
+
+    def as_here(job: Any) -> str:
+        # [spec] A worker puts each of these before its own, so that the last one comes first.
+        job._py_driver_sys_path[:] = [os.getcwd(), *(path for path in reversed(sys.path) if path)]
+        return serialize(job)
+
+    told = {_ERRORS: lambda worker, stopped: None, _JOB: as_here}
+    with _replaced({_SIGTERM: lambda handler: None, _GET_NODE: patient, **told}):
         yield
 
 

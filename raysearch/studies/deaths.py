@@ -33,7 +33,7 @@ class Deaths:
     def _forgive(self, trial: Any, deaths: int) -> None:
         """Lets the first deaths of a trial no longer count if its rows are more than they ever were."""
         size_bytes = _rows_bytes(trial)
-        if size_bytes > self._largest_bytes[_folder(trial)]:
+        if size_bytes > self._largest_bytes.setdefault(_folder(trial), size_bytes):  # it may die before it starts
             self._largest_bytes[_folder(trial)] = size_bytes
             trial.max_failures = deaths + MOST_IDLE_RESTARTS
 

@@ -212,7 +212,10 @@ MODEL_FILES = (
     "setup.py",
     "sitecustomize.py",
 )
-WORKING_DIRECTORY = ("json.py", "numpy.py", "torch.py", "typer.py", "sim.py", "raysearch.py", "usercustomize.py")
+WORKING_DIRECTORY = (
+    *("json.py", "numpy.py", "torch.py", "typer.py", "sim.py", "raysearch.py", "usercustomize.py"),
+    *("pydantic.py", "fsspec.py", "pandas.py", "cupy.py", "ray.py"),
+)
 """What Python, or a library, looks for by these names where it looks for modules."""
 PLUGINS = ("raysearch.simulators", "raysearch.searchers", "gymnasium.envs", "pydantic", "console_scripts")
 TRACE = {"timestamp": 2, "input_length": 40, "output_length": 3, "hash_ids": ["$(touch ran)"]}
@@ -431,6 +434,8 @@ def test_a_study_of_forged_runs_is_gone_on_with_and_no_process_of_its_ray_runs_w
     top, site = Path(shutil.copytree(handed, tmp_path / "top")), tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(WATCHED)
+    for name in WORKING_DIRECTORY:
+        (top / name).write_text(CODE)
     study = load_study(top / "s.toml")
     runs = [run_dir(top / "begun", run_id) for run_id in study.specs()]
     for out in ("begun", "straight"):
@@ -446,8 +451,9 @@ def test_a_study_of_forged_runs_is_gone_on_with_and_no_process_of_its_ray_runs_w
     forge(runs[0] / "run.json", ("spec", "simulator"), "evil:f")
     forge(runs[1] / "run.json", ("spec", "workload"), "handed/w.toml")
     packages = [str(CHECKOUT / name) for name in ("sim", "envs", "raysearch")]
+    python, *words = raysearch_command("study", "s.toml", "--out", "begun", "--resume", "--set", "cpus=1")
     told = subprocess.run(
-        raysearch_command("study", "s.toml", "--out", "begun", "--resume", "--set", "cpus=1"),
+        [python, "-P", *words],  # as the installed command
         cwd=top,
         env={
             **command_environment(),

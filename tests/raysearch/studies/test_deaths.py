@@ -54,6 +54,10 @@ def test_a_run_that_never_writes_a_row_is_given_up(trial: Trial, write: Callable
     assert restarts(trial, deaths) == MOST_IDLE_RESTARTS
 
 
+def test_a_run_whose_process_dies_before_it_starts_is_given_up(trial: Trial) -> None:
+    assert restarts(trial, Deaths()) == MOST_IDLE_RESTARTS
+
+
 @pytest.mark.parametrize("reports", [False, True])
 def test_a_run_that_writes_a_row_before_each_death_goes_on_and_has_all_restarts_then(
     trial: Trial, deaths: Deaths, write: Callable[[int], None], reports: bool
