@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -64,8 +63,9 @@ def mended() -> Iterator[None]:
     serialize = _value(_JOB)
 
     def as_here(job: Any) -> str:
-        # [spec] A worker puts each of these before its own, so that the last one comes first.
-        job._py_driver_sys_path[:] = [os.getcwd(), *(path for path in reversed(sys.path) if path)]
+        # [spec] A worker puts each of these before its own, so that the last one comes first. The working directory is
+        # among ours, as the last one, where the user has named code that lies there.
+        job._py_driver_sys_path[:] = [path for path in reversed(sys.path) if path]
         return serialize(job)
 
     told = {_ERRORS: lambda worker, stopped: None, _JOB: as_here}
