@@ -35,7 +35,10 @@ def degrees_of_layout(text: str) -> StageDegrees:
     found = re.fullmatch(r"(tp|tep|dep)([1-9]\d{0,8})", text.strip().lower())
     if found is None:
         raise ValueError(f"expected one of {', '.join(LAYOUTS)} and the GPUs of a stage, such as tep8; got {text!r}")
-    name, gpus = found[1], int(found[2])
+    return _degrees(found[1], int(found[2]))
+
+
+def _degrees(name: str, gpus: int) -> StageDegrees:
     return StageDegrees(1 if name == "dep" else gpus, 1 if name == "tp" else gpus, gpus if name == "dep" else 1)
 
 
@@ -47,7 +50,7 @@ def layout_of(strategy: Strategy) -> str | None:
     """
     gpus, own = strategy.stage_gpus, StageDegrees(strategy.tp, strategy.ep, strategy.attention_dp)
     for name in LAYOUTS:
-        if strategy.cp == 1 and own == degrees_of_layout(f"{name}{gpus}"):
+        if strategy.cp == 1 and own == _degrees(name, gpus):
             return f"{name.upper()}{gpus}" + (f" PP{strategy.pp}" if strategy.pp > 1 else "")
     return None
 

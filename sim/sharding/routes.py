@@ -388,7 +388,7 @@ def _chunks_side_by_side(sizes: Iterable[int], degree: int) -> Iterator[tuple[in
     """What ranks hold of each of some dims in chunks: of every kind of rank one, whole chunks being alike."""
     widths = [(size, -(-size // degree)) for size in sizes]
     first = {0} | {size // width + more for size, width in widths for more in (0, 1)}
-    for rank in first & set(range(degree)):
+    for rank in (each for each in first if each < degree):
         yield tuple([min(max(size - width * rank, 0), width) for size, width in widths])
 
 

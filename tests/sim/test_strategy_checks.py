@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from typing import Any
 
 import pytest
 
+from sim.engines.engine_registry import in_space
 from sim.layers.heuristics import megatron_dims
+from sim.layouts import layout_of
+from sim.simulate import evaluate
 from sim.strategy import Strategy
-from sim.strategy_checks import StrategyError, check_strategy
+from sim.strategy_checks import LARGEST, StrategyError, check_strategy
 from sim.workload import Workload
 
 DIMS = (2, 1, 1, 0, 2, 2, 2, 2, 1, 1, 0, 2)
@@ -58,3 +62,24 @@ def test_a_choice_that_only_compares_equal_to_an_integer_is_refused(moe: Workloa
 )
 def test_what_merely_does_not_divide_or_fit_passes(moe: Workload, strategy: Strategy) -> None:
     check_strategy(moe, strategy)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(4, 4 * 25 * 10**7, 1, 256, (0,) * 12, dp=25 * 10**7),
+        Strategy(LARGEST, LARGEST, LARGEST, LARGEST, (1,) * 12, dp=LARGEST),
+    ],
+    ids=("meshes", "largest"),
+)
+@pytest.mark.parametrize("space", ["joint", "extended", "vllm"])
+def test_the_largest_degrees_are_priced_in_little_memory(moe: Workload, strategy: Strategy, space: str) -> None:
+    check_strategy(moe, strategy)
+    tracemalloc.start()
+    try:
+        assert not evaluate(in_space(moe, space), strategy).feasible
+        assert tracemalloc.get_traced_memory()[1] < 10 * 10**6
+    finally:
+        tracemalloc.stop()
+    assert layout_of(strategy) is None
+    assert layout_of(Strategy(1, LARGEST, 1, 256, (), dp=LARGEST)) == f"DEP{LARGEST}"
