@@ -13,6 +13,8 @@ INPUT_ERROR = 2
 """Exit code of a caller's mistake."""
 NOTHING_FEASIBLE = 3
 """Exit code where nothing keeps the limits."""
+OUT_OF_MEMORY = "error: the memory that this process may have is used up (`ulimit -v` shows a limit)"
+"""The message where it is."""
 
 
 class InputError(ValueError):

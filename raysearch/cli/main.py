@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from raysearch.base.errors import STOPS, Interrupted
+from raysearch.base.errors import FAILURE, OUT_OF_MEMORY, STOPS, Interrupted
 from raysearch.base.terminal import inert_output
 from raysearch.cli.bytecode import BYTECODE_ERRORS, cut_off_bytecode
 from raysearch.processes.watcher import kept_by, let_go_of_terminal, resumed_with, supervised
@@ -44,6 +44,9 @@ def _run() -> int:
         return run_command()
     except BYTECODE_ERRORS as error:
         return cut_off_bytecode(error)
+    except MemoryError:
+        print(OUT_OF_MEMORY, file=sys.stderr)
+        return FAILURE
     except Interrupted as stopped:
         again = None if "--resume" in str(stopped) else resumed_with()
         print(f"{stopped}; {kept_by(again)}" if again else stopped, file=sys.stderr)

@@ -1,7 +1,8 @@
-"""Bytecode that was cut off while Python wrote it: one message that names it, and none of ours is made so."""
+"""How a command starts: whose bytecode and settings it reads, and on which streams; with what message it fails."""
 
 from __future__ import annotations
 
+import ast
 import py_compile
 import resource
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from raysearch.base.errors import OUT_OF_MEMORY
 from raysearch.cli.bytecode import cut_off_bytecode
 from tests.conftest import CHECKOUT, command_environment
 
@@ -28,6 +30,23 @@ from raysearch.cli.app import run_command
 run_command()
 import matplotlib
 print(matplotlib.rcParams["text.usetex"], matplotlib.rcParams["backend"])
+"""
+MEASURING = """
+import os, sys
+from raysearch.cli.entry import start_command
+sys.argv[1:] = ["--version"]
+try:
+    start_command()
+finally:
+    os.write(9, repr([os.readlink(f"/proc/self/fd/{number}") for number in range(3)]).encode())
+"""
+EXHAUSTING = """
+import raysearch.cli.app
+def run_command():
+    raise MemoryError
+raysearch.cli.app.run_command = run_command
+from raysearch.cli.entry import start_command
+start_command()
 """
 CACHING = """
 import sys
@@ -77,3 +96,25 @@ def test_under_a_limit_on_file_sizes_no_bytecode_is_written(tmp_path: Path, limi
     ours = (tmp_path / str(CHECKOUT).removeprefix("/") / "raysearch").rglob("*.pyc")
     found = {path.name.partition(".")[0] for path in ours}
     assert found & {"__init__", "errors"} == set(kept)  # the package's own is written before it runs
+
+
+@pytest.mark.parametrize("closed", [(1,), (0, 2), (0, 1, 2)])
+def test_streams_that_were_closed_lead_nowhere_and_to_no_file_of_ours(closed: tuple[int, ...]) -> None:
+    shut = " ".join(f"{number}>&-" for number in closed)
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" 9>&1 {shut}', sys.executable, MEASURING],
+        env=command_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    places = ast.literal_eval(done.stdout[done.stdout.index("[") :])
+    assert [number for number in range(3) if places[number] == "/dev/null"] == sorted({0, *closed})
+    assert not done.stderr
+
+
+def test_memory_that_is_used_up_is_one_message() -> None:
+    run = [sys.executable, "-c", EXHAUSTING, "list"]
+    told = subprocess.run(run, env=command_environment(), capture_output=True, text=True)
+    assert (told.returncode, told.stderr) == (1, f"{OUT_OF_MEMORY}\n")
