@@ -35,4 +35,4 @@ def _open_streams() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
-            setattr(sys, name, open(number, mode, closefd=False))
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))

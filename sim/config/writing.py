@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write: Given the temporary path, writes all of it there.
 
     Raises:
-        OSError: It cannot be written, and names a file; what was at `path` is still there.
+        OSError: It cannot be written, or is a pipe or a device, and names a file; what was at `path` is still there.
     """
+    if path.exists() and not path.is_file():  # a user who may do so would replace /dev/null
+        raise OSError(errno.EEXIST, "expected a file, or nothing, in its place", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     # Several processes, of several hosts perhaps, may write the same file.
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")

@@ -9,7 +9,7 @@ import typer
 
 from raysearch.answers.strategy_text import second_strategy_of, strategy_of
 from raysearch.base.errors import InputError
-from raysearch.base.file_io import degrees_text
+from raysearch.base.file_io import degrees_text, write_bytes
 from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.cli.commands.options import JsonOption, at_home, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
@@ -101,6 +101,6 @@ def _write(path: Path, heading: str, groups: list) -> None:
     from raysearch.reports.explain.svg import draw_svg
 
     try:
-        path.write_text(draw_svg(heading, groups), encoding="utf-8")
+        write_bytes(path, draw_svg(heading, groups).encode())
     except OSError as error:
-        raise InputError(f"cannot write --out {path}: {error.strerror}; name a file in a folder that exists") from None
+        raise InputError(f"cannot write --out {path}: {error.strerror}") from None
