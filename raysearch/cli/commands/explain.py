@@ -100,6 +100,8 @@ def _title(dims: str, strategy: Strategy) -> str:
 def _write(path: Path, heading: str, groups: list) -> None:
     from raysearch.reports.explain.svg import draw_svg
 
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"cannot write --out {path}: name a file in a folder that exists")
     try:
         write_bytes(path, draw_svg(heading, groups).encode())
     except OSError as error:

@@ -71,6 +71,7 @@ def test_explain_writes_a_picture_and_tells_programs_the_same(raysearch: Command
         ),
         (("--dims", "megatron", "--set", "against=megatron tp=four"), "got tp='four'"),
         (("--dims", "megatron", "--out", "/no/such/folder/x.svg"), "cannot write --out /no/such/folder/x.svg"),
+        (("--dims", "megatron", "--out", "/dev/null"), "cannot write --out /dev/null"),
         (("--dims", "1,2"), "12"),
     ],
 )
