@@ -9,7 +9,9 @@ from sim.strategy import VOCABULARY_OPS, Strategy
 from sim.workload import Workload
 
 LARGEST = 10**9
-"""Beyond any cluster or batch; keeps products of degrees within the range of floats."""
+"""[assumed] Beyond any batch; keeps products of degrees within the range of floats."""
+MOST_GPUS = 10**6
+"""[assumed] Of a stage, and in any one degree: beyond any cluster. What ranks hold unevenly is counted rank by rank."""
 
 
 class StrategyError(ValueError):
@@ -20,15 +22,20 @@ def check_strategy(workload: Workload, strategy: Strategy) -> None:
     """Accepts a strategy that `sim.simulate.evaluate` can price.
 
     Raises:
-        StrategyError: A degree or the batch is no integer or below 1, or `dims` has the wrong
-            length or a value that its op does not have, or `vocabulary` has.
+        StrategyError: A degree or the batch is no integer, below 1 or beyond any cluster, or `dims`
+            has the wrong length or a value that its op does not have, or `vocabulary` has.
     """
-    degrees = {name: getattr(strategy, name) for name in ("tp", "ep", "pp", "batch", "cp")}
+    degrees = {name: getattr(strategy, name) for name in ("tp", "ep", "pp", "cp")}
     if strategy.dp is not None:
         degrees["dp"] = strategy.dp
-    for name, value in degrees.items():
-        if type(value) is not int or not 1 <= value <= LARGEST:
-            raise StrategyError(f"{name} must be an integer from 1 to {LARGEST:,}, got {value!r}")
+    for name, value in (*degrees.items(), ("batch", strategy.batch)):
+        most = LARGEST if name == "batch" else MOST_GPUS
+        if type(value) is not int or not 1 <= value <= most:
+            raise StrategyError(f"{name} must be an integer from 1 to {most:,}, got {value!r}")
+    if strategy.stage_gpus > MOST_GPUS:
+        raise StrategyError(
+            f"expected at most {MOST_GPUS:,} GPUs of a stage, got tp * dp * cp = {strategy.stage_gpus:,}"
+        )
     dims = dims_of(workload)
     if len(strategy.dims) != len(dims):
         raise StrategyError(

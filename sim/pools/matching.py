@@ -24,6 +24,8 @@ from sim.serving.confidence import slower
 from sim.workload import Workload
 
 RATE_ROUNDING = 1e-9
+_TIE = 1e-11
+"""Rates that may be the same in the digits that are compared: see `_order`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +134,30 @@ def _bests(
         if taken.min() <= gpus:
             yield from pairs.at(taken <= taken.min(), np.full_like(taken, load))
         return
-    for count in range(1, (gpus - 1) // int(sizes.min()) + 1):
-        rest = np.floor((gpus - count * sizes)[:, None] / others)
-        rate = np.minimum(count * pairs.into, np.maximum(rest, 0.0) * pairs.out_of)
-        if rate.max() > 0:
-            yield from pairs.at(rate >= rate.max() * (1 - 1e-12), rate)
+    counts = _balanced(pairs, sizes[:, None], others, gpus)
+    rates = [pairs.rate(count, _left_over(gpus, count, sizes[:, None], others)) for count in (counts, counts - 1)]
+    rate = np.maximum(*rates)
+    if rate.max() > 0:
+        yield from pairs.at(rate >= rate.max() * (1 - _TIE), rate)
+
+
+def _balanced(pairs: _Pairs, sizes: Floats, others: Floats, gpus: int) -> Floats:
+    """The fewest prefill replicas of each pair that keep the decode replicas busy that fit beside them, at least one.
+
+    More of them take in more, and leave room for fewer that put out: where the two cross is the best, or one before.
+    """
+    most = np.broadcast_to(np.maximum((gpus - 1) // sizes, 1), pairs.into.shape)
+    low, high = np.ones_like(most), most
+    while (low < high).any():
+        middle = (low + high) // 2
+        enough = middle * pairs.into >= _left_over(gpus, middle, sizes, others) * pairs.out_of
+        low, high = np.where(enough, low, np.minimum(middle + 1, high)), np.where(enough, middle, high)
+    return low
+
+
+def _left_over(gpus: int, count: Floats, sizes: Floats, others: Floats) -> Floats:
+    """Decode replicas that fit beside so many prefill replicas."""
+    return np.maximum((gpus - count * sizes) // others, 0)
 
 
 class _Pairs:
@@ -160,6 +181,10 @@ class _Pairs:
         self._rates = np.array([_carried(each, link) for each in left])
         self.into = self._busiest * self._rates[:, None]
         self.out_of = np.array([_carried(each, link) for each in right])
+
+    def rate(self, prefills: Floats, decodes: Floats) -> Floats:
+        """Requests a second of so many replicas."""
+        return np.minimum(prefills * self.into, decodes * self.out_of)
 
     def at(self, where: NDArray[np.bool_], rate: Floats) -> Iterator[Matched]:
         """The pairs there, each with no more replicas than its rate takes."""
