@@ -93,7 +93,7 @@ def best_match(
 ) -> Matched | None:
     """The pair of pools with the highest rate, or the fewest GPUs for a load; None where none keeps the limits.
 
-    Of equal ones that with the fewest GPUs, then the sooner first token.
+    Of equal ones that with the fewest GPUs, then the sooner first token, then the fewest prefill replicas.
 
     Args:
         prefills: What a replica of the prefill pool may be.
@@ -114,7 +114,7 @@ def best_match(
 def _order(each: Matched, limits: Limits) -> tuple[float, ...]:
     if limits.requests_per_s is not None:
         return (each.gpus, each.ttft_s)
-    return (-float(f"{each.requests_per_s:.12g}"), each.gpus, each.ttft_s)
+    return (-float(f"{each.requests_per_s:.12g}"), each.gpus, each.ttft_s, each.prefills)
 
 
 def _bests(
