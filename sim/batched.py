@@ -6,9 +6,11 @@ picking them for all strategies together, and the very sums of `sim.step`, over 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, final, overload
@@ -32,7 +34,7 @@ from sim.step.attention_expert_meshes import Stack, sides_of
 from sim.step.breakdown import draft_parts, trusted, unsure_s
 from sim.step.costs import token_rows
 from sim.step.layer import add_up
-from sim.step.pipeline import Stage, pipeline, side_by_side
+from sim.step.pipeline import Pair, Stage, pipeline, side_by_side
 from sim.step.stage import (
     Base,
     VocabularySeconds,
@@ -42,6 +44,7 @@ from sim.step.stage import (
     stage_bytes,
     stage_s,
     step_sum,
+    stream_send_s,
     vocabulary_seconds,
 )
 from sim.strategy import FIRST_DECLARED, MOST_CHOICES, Strategy
@@ -54,7 +57,7 @@ _BLOCK = 2048
 """Most strategies that are added up together; arrays of twice as many leave the processor's cache, and take thrice as
 long for each."""
 _TABLE_BYTES = 3 << 27
-"""Most bytes of a workload's tables, which grow as they are asked for; beyond, they begin anew. [assumed] 11,000 meshes
+"""Most bytes of a workload's tables, which grow as they are asked for; beyond, they begin anew. [assumed] 12,000 meshes
 and batches of a model with two groups of layers whose steps carry prompts; its joint space on 64 GPUs has 9,300."""
 _MOST_PIPELINES = 1 << 15
 """The same of pipelines, in rows of some 300 bytes. [assumed]"""
@@ -100,9 +103,12 @@ class Strategies(Sequence[Strategy]):
     def __getitem__(self, index: Any) -> Strategy | Strategies:
         """One strategy, or the columns of several."""
         if not isinstance(index, int):
-            return Strategies(*(getattr(self, each.name)[index] for each in fields(self)))
-        tp, ep, pp, batch, cp, dp = (int(getattr(self, each.name)[index]) for each in fields(self)[:-1])
+            return Strategies(*[getattr(self, name)[index] for name in _COLUMNS])
+        tp, ep, pp, batch, cp, dp = [int(getattr(self, name)[index]) for name in _COLUMNS[:-1]]
         return Strategy(tp, ep, pp, batch, tuple(self.dims[index].tolist()), cp, None if (cp, dp) == (1, ep) else dp)
+
+
+_COLUMNS = tuple(each.name for each in fields(Strategies))
 
 
 @final
@@ -163,12 +169,14 @@ def evaluate_many(workload: Workload, strategies: Sequence[Strategy]) -> Evaluat
     ([True, True, False], 2, 256)
     """
     columns = strategies if isinstance(strategies, Strategies) else _columns(workload, strategies)
-    terms = _terms(workload, tuple(dim.choices for dim in dims_of(workload)))
+    terms = _terms(workload, tuple([dim.choices for dim in dims_of(workload)]))
     terms.check(columns)
     own_ends = strategies is not columns and any(each.vocabulary for each in strategies)
     if len(columns) < FEW or own_ends:
         one_by_one = zip(*(_figures(evaluate(workload, each)) for each in strategies), strict=True)
         return Evaluations(workload, strategies, *map(np.array, one_by_one))
+    if len(columns) <= terms.block:
+        return Evaluations(workload, strategies, *terms.figures(columns))
     blocks = [terms.figures(columns[start : start + terms.block]) for start in range(0, len(columns), terms.block)]
     return Evaluations(workload, strategies, *(np.concatenate(figures) for figures in zip(*blocks, strict=True)))
 
@@ -191,6 +199,8 @@ def _columns(workload: Workload, strategies: Sequence[Strategy]) -> Strategies:
 
 
 _PACE, _TIMES = (tuple(each.name for each in fields(of)) for of in (Pace, EngineTimes))
+_FIGURES = 6
+"""Of an op beside its seconds: bytes of weights, KV cache and activations; what its choice misses limits by."""
 _STATE = len(_PACE) + len(_TIMES) + 2
 """Numbers of a batching."""
 
@@ -210,166 +220,98 @@ def _state_of(numbers: Floats, like: Batching) -> Batching:
 
 # --- tables -------------------------------------------------------------------------------------------
 
-
-class _Index:
-    """Rows of tables, each for a key; all are given anew once there is no room for more.
-
-    Attributes:
-        most: Rows that there may be.
-        keys: Of each row.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most, self.keys = most, list[Any]()
-        self._row: dict[Any, int] = {}
-
-    def rows(self, keys: Sequence[Any], begin: Callable[[int], None]) -> Ints:
-        """The row `[n]` of each key, of which at most `most` may differ; `begin` is called of each row given anew."""
-        new = [key for key in dict.fromkeys(keys) if key not in self._row]
-        if len(self.keys) + len(new) > self.most:
-            self.keys.clear()
-            self._row.clear()
-            new = list(dict.fromkeys(keys))
-        for key in new:
-            self._row[key] = row = len(self.keys)
-            self.keys.append(key)
-            begin(row)
-        return np.array([self._row[key] for key in keys], np.int64)
-
-
 _Mesh = tuple[int, ...]
 """tp, cp, dp, ep, batch; and pp of a pipeline."""
-_Price = Callable[[Stack, _Mesh, int, tuple[int, ...]], Sequence[float]]
-"""From a GPU in one kind of step, an addend and choices to its figures."""
+_Price = Callable[[Sequence[Stack], tuple[int, ...]], list[float]]
+"""From a GPU in each kind of step and choices to figures of an addend."""
+
+
+class _Addend(NamedTuple):
+    """An addend of a table.
+
+    Attributes:
+        places: Where its choices stand in `Strategy.dims`.
+        price: Its figures, as many as the table is wide at most.
+        kind: What of the choices decides them.
+    """
+
+    places: Sequence[int]
+    price: _Price
+    kind: Callable[[tuple[int, ...]], Hashable] = tuple
 
 
 class _Table:
-    """What some addends come to: float64 `[rows, entries, kinds, width]`, worked out as it is asked for.
+    """What some addends come to on a mesh at a batch: `[rows, entries, width]`, worked out as it is asked for.
 
-    Entries are the combinations of the choices that an addend depends on, those of all addends one after the other.
-
-    Attributes:
-        scale: How far apart entries are for each choice, `[addends, dims]`: with the places of choices in their lists
-            they give an entry's place in its addend.
-        start: Where the first entry of each addend stands in a row.
+    Entries are what each addend tells apart among the combinations of its choices, those of all one after the other.
 
     Args:
-        index: Of the rows.
-        places: Of each addend, where its choices stand in `Strategy.dims`.
+        addends: They.
         choices: Of each dim.
-        kinds: Of steps.
         width: Most figures of an addend.
-        price: Figures of an addend under such choices, `width` at most.
     """
 
-    def __init__(
-        self,
-        index: _Index,
-        places: Sequence[Sequence[int]],
-        choices: Sequence[Sequence[int]],
-        kinds: int,
-        width: int,
-        price: _Price,
-    ) -> None:
-        self._index, self._price = index, price
-        self._entries = [
-            (addend, chosen)
-            for addend, each in enumerate(places)
-            for chosen in itertools.product(*(choices[at] for at in each))
-        ]
-        self.scale = np.zeros((len(places), len(choices)))  # floats, whose products are faster, and exact
-        sizes = [[len(choices[at]) for at in each] for each in places]
-        for addend, (each, size) in enumerate(zip(places, sizes, strict=True)):
-            for end, at in enumerate(each):
-                self.scale[addend, at] += math.prod(size[end + 1 :])  # an op may be at both ends of a tensor
-        self.start = np.cumsum([0, *map(math.prod, sizes)])[:-1]
-        self._shape = (len(self._entries), kinds, width)
-        self._array: Floats = np.zeros((0, *self._shape))
+    def __init__(self, addends: Sequence[_Addend], choices: Sequence[Sequence[int]], width: int) -> None:
+        self._scale = np.zeros((len(addends), len(choices)))  # floats, whose products are faster, and exact
+        self.entries, self._width = list[tuple[_Price, tuple[int, ...]]](), width
+        start, which = list[int](), list[int]()
+        for row, (places, price, kind) in zip(self._scale, addends, strict=True):
+            start.append(len(which))
+            for end, at in enumerate(places):  # an op may be at both ends of a tensor
+                row[at] += math.prod([len(choices[each]) for each in places[end + 1 :]])
+            entry_of: dict[Hashable, int] = {}
+            for chosen in itertools.product(*(choices[at] for at in places)):
+                alike = kind(chosen)
+                if alike not in entry_of:
+                    entry_of[alike] = len(self.entries)
+                    self.entries.append((price, chosen))
+                which.append(entry_of[alike])
+        self._start, self._which = np.array(start)[:, None], np.array(which, np.int64)
+        self._array: Floats = np.zeros((0, len(self.entries), width))
 
     @property
     def row_bytes(self) -> int:
         """Of one row."""
-        return 8 * math.prod(self._shape)
+        return 8 * len(self.entries) * self._width
 
     def begin(self, row: int) -> None:
         """Knows nothing of a row, the next one or one before."""
         if row >= len(self._array):
-            more = np.empty((max(16, row // 2), *self._shape))
+            more = np.empty((max(16, row // 2), *self._array.shape[1:]))
             self._array = np.concatenate([self._array, more])
-        self._array[row, :, 0, 0] = np.nan
+        self._array[row, :, 0] = np.nan
 
-    def key(self, at: int) -> _Mesh:
-        """Of the row in which something stands."""
-        return self._index.keys[at // len(self._entries)]
-
-    def priced(self, stacks: Sequence[Stack], key: _Mesh, at: int) -> list[float]:
-        """What is to stand somewhere."""
-        addend, chosen = self._entries[at % len(self._entries)]
-        found = list[float]()
-        for stack in stacks:
-            figures = self._price(stack, key, addend, chosen)
-            found += figures
-            found += [0.0] * (self._shape[2] - len(figures))
-        return found
-
-    def keep(self, figures: Mapping[int, list[float]]) -> None:
-        """Writes down what stands where."""
-        self._flat[list(figures)] = list(figures.values())
-
-    def figures(self, wanted: Ints) -> Floats:
-        """`[addends, width, kinds, n]` of what stands somewhere `[addends, n]`; nan where nobody asked before."""
-        _, kinds, width = self._shape
-        found = self._flat.take(wanted, axis=0).reshape(*wanted.shape, kinds, width)
-        return np.ascontiguousarray(found.transpose(0, 3, 2, 1))
-
-    @property
-    def entries(self) -> int:
-        """Of a row."""
-        return len(self._entries)
-
-    @property
-    def _flat(self) -> Floats:
-        return self._array.reshape(-1, self._shape[1] * self._shape[2])
-
-
-class _Tables:
-    """Tables with the same rows, whose entries are found together: each call of numpy takes longer than few sums.
-
-    Attributes:
-        tables: They.
-    """
-
-    def __init__(self, tables: Sequence[_Table]) -> None:
-        self.tables = tables
-        addends = [len(table.start) for table in tables]
-        ends = [0, *itertools.accumulate(addends)]
-        self._parts = [slice(*each) for each in itertools.pairwise(ends)]
-        self._scale = np.concatenate([table.scale for table in tables])
-        self._start = np.concatenate([table.start for table in tables])[:, None]
-        self._entries = np.repeat([table.entries for table in tables], addends)[:, None]
-
-    def wanted(self, rows: Ints, places: Floats) -> list[tuple[_Table, Ints]]:
-        """Where figures stand in each `[addends, n]`; rows `[n]`, places of choices in their lists `[dims, n]`."""
+    def wanted(self, rows: Ints, places: Floats) -> Ints:
+        """Where figures stand `[addends, n]`; rows `[n]`, places of choices in their lists `[dims, n]`."""
         most = max(1, _ONE_THREAD // self._scale.size)
         parts = [self._scale @ places[:, start : start + most] for start in range(0, places.shape[1], most)]
-        wanted = np.concatenate(parts, axis=1).astype(np.int64) + (self._start + self._entries * rows)
-        return [(table, wanted[part]) for table, part in zip(self.tables, self._parts, strict=True)]
+        combination = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).astype(np.int64) + self._start
+        return self._which.take(combination) + len(self.entries) * rows
+
+    def figures(self, wanted: Ints) -> Floats:
+        """`[addends, n, width]` of what stands somewhere `[addends, n]`; nan first where nobody asked before."""
+        return self._array.reshape(-1, self._width).take(wanted, axis=0)
+
+    def work_out(self, stacks: Sequence[Stack], places: Sequence[int]) -> None:
+        """Prices what stands in some places, on a GPU in each kind of step."""
+        rows = list[list[float]]()
+        for at in places:
+            price, choices = self.entries[at % len(self.entries)]
+            figures = price(stacks, choices)
+            rows.append(figures + [0.0] * (self._width - len(figures)))
+        self._array.reshape(-1, self._width)[places] = rows
 
 
-_, _, _WEIGHT, _KV, _ACTIVATION, _BROKEN, _, _SUPPORT = range(8)
-"""Figures of an op: the numbers of an `OpCost`; by how much its choice misses limits on heads, tokens and support."""
-
-
-def _with_limits(rank: Rank, op: FusedOp, choice: int, cost: OpCost) -> tuple[float, ...]:
-    """Those of an op under a choice."""
+def _limits(rank: Rank, op: FusedOp, choice: int, broken: str | None) -> tuple[float, float, float]:
+    """By how much an op's choice misses limits on heads, tokens and support."""
     heads, tokens, unsupported = 0.0, 0.0, 0.0
-    if cost.broken == "heads":
+    if broken == "heads":
         heads = Violation("heads", rank.tp, rank.attention.heads, "").excess
-    elif cost.broken == "tokens":
+    elif broken == "tokens":
         tokens = Violation("tokens", rank.tp, token_rows(rank, op, choice), "").excess
-    elif cost.broken == "unsupported":
+    elif broken == "unsupported":
         unsupported = Violation("unsupported", rank.tp, 1, "").excess
-    return (*cost[:5], heads, tokens, unsupported)
+    return heads, tokens, unsupported
 
 
 _DEGREE_LIMITS = 6
@@ -380,25 +322,17 @@ class _Known(NamedTuple):
     """What is known of some strategies at some batches, `[.., n]`, whether or not their requests have room.
 
     Attributes:
-        pipelines: Rows of the tables by mesh, batch and pipeline degree.
-        states: Numbers of the batchings; see `_state_of`.
-        most: Requests that a scheduler lets run at once.
-        base: Bytes whatever the choices.
-        one_mesh: Whether both sides are one, per group of layers.
-        stages: Of their pipelines, `[stages, n]`.
-        costs, moves: Of ops and tensors `[addends, figures, kinds, n]`, per group.
-        seconds: Of each kind of step through all stages, `[kinds, n]`.
+        pipelines: Rows of what is kept by mesh, batch and pipeline degree.
+        about: Numbers of mesh and batch: of the batching (see `_state_of`); how many requests a scheduler lets run at
+            once; `Base`; whether both sides are one, per group of layers.
+        addends: Figures of all addends, `[addends, n, width]`.
+        send_s: In which a stage sends its residual stream on, `[n, kinds]`.
     """
 
     pipelines: Ints
-    states: Floats
-    most: Floats
-    base: Base
-    one_mesh: Flags
-    stages: Stage
-    costs: Sequence[Floats]
-    moves: Sequence[Floats]
-    seconds: Floats
+    about: Floats
+    addends: Floats
+    send_s: Floats
 
 
 @lru_cache(maxsize=2)
@@ -419,69 +353,108 @@ class _Terms:
         self._place, self._dims = np.full((len(choices), MOST_CHOICES), -1.0), np.arange(len(choices))
         for dim, known in enumerate(choices):
             self._place[dim, list(known)] = range(len(known))
-        self._like, self._guarded = batching(workload, 1, 1), slower(workload).guarded
-        self._meshes, self._pipelines = _Index(0), _Index(_MOST_PIPELINES)
-        self._costs, self._moves, self._unsure = list[_Table](), list[_Table](), list[_Table]()
-        attention = list[Flags]()
-        for index, (layer, _, places, _) in enumerate(self._sum.groups):
-            ops, readers = len(layer.costs), max(map(len, layer.waiting))
-            self._costs.append(self._table(self._meshes, places[:ops], _SUPPORT + 1, partial(self._cost, index)))
-            self._moves.append(self._table(self._meshes, places[ops:], readers, partial(self._move, index)))
-            if self._guarded:
-                self._unsure.append(self._table(self._meshes, places, 1, partial(self._unsure_s, index)))
-            attention.append(np.array([op.side == "attention" for op in layer.layer.ops]))
-        self._on_attention = attention
-        meetings = tuple(self._sum.meetings.values())
-        self._meetings = self._table(self._meshes, meetings, 1, self._meeting)
-        self._ends = self._table(self._pipelines, [[self._sum.leaves]], 3, self._end)
-        self._drafts = self._table(self._meshes, [()], 2, self._draft)
-        self._of_step = _Tables((*self._costs, *self._moves, self._meetings))
-        self._of_pipelines = _Tables((self._ends,))
-        self._of_guard = _Tables((*self._unsure, self._drafts))
-        self._of_mesh = (*self._of_step.tables, *self._of_guard.tables)
-        self._meshes.most = max(64, _TABLE_BYTES // sum(each.row_bytes for each in self._of_mesh))
-        self.block = min(_BLOCK, self._meshes.most)
-        groups = len(self._costs)
-        self._about = np.zeros((self._meshes.most, _STATE + 1 + len(Base._fields) + groups))
+        self._like, self._factors = batching(workload, 1, 1), slower(workload)
+        self._kinds, self._held = len(self._like.loads), 2 * len(self._like.loads)
+        self._pairs, groups = tuple(self._sum.meetings), self._sum.groups
+        ends = np.cumsum([0, *(len(each) for group in groups for each in (group.layer.costs, group.layer.moves))])
+        self._ops, self._tensors = (
+            [slice(*each) for each in itertools.pairwise(ends.tolist())][at::2] for at in (0, 1)
+        )
+        addends, self._seconds = list[_Addend](), self._held  # numbers that are seconds, of any addend
+        for index, (layer, _, places, _) in enumerate(groups):
+            prices = [partial(self._cost, index, op) for op in range(len(layer.costs))]
+            prices += [partial(self._move, index, tensor) for tensor in range(len(layer.moves))]
+            addends += map(_Addend, places, prices, (each.kind for each in layer.addends))
+            self._seconds = max(self._seconds, self._kinds * max(map(len, layer.waiting)))
+        addends += [_Addend(self._sum.meetings[pair], partial(self._meeting, pair)) for pair in self._pairs]
+        addends.append(_Addend([self._sum.leaves], self._end))
+        self._of_mesh = _Table(addends, choices, max(self._held + _FIGURES, self._seconds))
+        unsure = [
+            _Addend(places, partial(self._unsure_s, index, at), addend.kind)
+            for index, group in enumerate(groups)
+            for at, (places, addend) in enumerate(zip(group.places, group.layer.addends, strict=True))
+        ]
+        self._of_guard = _Table([*unsure, _Addend((), self._draft)], choices, self._held)
+        self._on_attention = [np.array([op.side == "attention" for op in group.layer.layer.ops]) for group in groups]
+        row_bytes = self._of_mesh.row_bytes + self._factors.guarded * self._of_guard.row_bytes
+        self._most = max(64, _TABLE_BYTES // row_bytes), _MOST_PIPELINES
+        self.block = min(_BLOCK, *self._most)
+        self._meshes, self._pipelines = dict[_Mesh, int](), dict[_Mesh, int]()
+        self._mesh_keys = list[_Mesh]()
+        self._about = np.zeros((self._most[0], _STATE + 1 + len(Base._fields) + len(groups)))
         self._rules = engine_rules_of(workload)
         self._plans = self._rules.plans_of(workload) if self._rules else ()
-        self._of_pipeline = np.zeros((self._pipelines.most, 1 + _DEGREE_LIMITS + 2 + len(self._plans)))
+        self._send_s = np.zeros((_MOST_PIPELINES, len(choices[self._sum.leaves]), self._kinds))
+        self._begun = list[_Mesh]()
+        self._of_pipeline = np.zeros((_MOST_PIPELINES, 2 + _DEGREE_LIMITS + 2 + len(self._plans)))
         self._depths: dict[int, int] = {}
         self._stages: Stage | None = None  # arrays [stages, depths]
 
-    def _table(self, index: _Index, places: Sequence[Sequence[int]], width: int, price: _Price) -> _Table:
-        return _Table(index, places, self._choices, len(self._like.loads), width, price)
-
     # --- addends ---------------------------------------------------------------------------------
 
-    def _cost(self, group: int, stack: Stack, _: _Mesh, op: int, choices: tuple[int, ...]) -> Sequence[float]:
-        layer, sides = self._sum.groups[group].layer, stack[group]
-        rank, cost = sides.rank_by_op[layer.costs[op].name], layer.costs[op].price(sides, choices)
-        return _with_limits(rank, layer.layer.ops[op], choices[0], cost)
+    def _cost(self, group: int, op: int, stacks: Sequence[Stack], choices: tuple[int, ...]) -> list[float]:
+        layer = self._sum.groups[group].layer
+        costs: list[OpCost] = [layer.costs[op].price(stack[group], choices) for stack in stacks]
+        rank, held = stacks[0][group].rank_by_op[layer.costs[op].name], costs[-1]
+        seconds = [cost.kernel_s for cost in costs] + [cost.collective_s for cost in costs]
+        limits = _limits(rank, layer.layer.ops[op], choices[0], costs[0].broken)
+        return [*seconds, held.weight_bytes, held.kv_bytes, held.activation_bytes, *limits]
 
-    def _move(self, group: int, stack: Stack, _: _Mesh, tensor: int, choices: tuple[int, ...]) -> Sequence[float]:
-        return self._sum.groups[group].layer.moves[tensor].price(stack[group], choices)
+    def _move(self, group: int, tensor: int, stacks: Sequence[Stack], choices: tuple[int, ...]) -> list[float]:
+        price = self._sum.groups[group].layer.moves[tensor].price
+        of_kinds = [price(stack[group], choices) for stack in stacks]
+        return [part_s for reader in zip(*of_kinds, strict=True) for part_s in reader]
 
-    def _unsure_s(self, group: int, stack: Stack, _: _Mesh, addend: int, choices: tuple[int, ...]) -> Sequence[float]:
-        return (unsure_s(*self._sum.groups[group].layer.addends[addend].behind(stack[group], choices)),)
+    def _unsure_s(self, group: int, addend: int, stacks: Sequence[Stack], choices: tuple[int, ...]) -> list[float]:
+        behind = self._sum.groups[group].layer.addends[addend].behind
+        return [unsure_s(*behind(stack[group], choices)) for stack in stacks]
 
-    def _draft(self, stack: Stack, _: _Mesh, _addend: int, _choices: tuple[int, ...]) -> Sequence[float]:
-        parts = draft_parts(stack)
-        return sum([each.time_s for each in parts]), sum([each.time_s * each.interval[1] for each in parts])
+    def _draft(self, stacks: Sequence[Stack], _choices: tuple[int, ...]) -> list[float]:
+        parts = [draft_parts(stack) for stack in stacks]
+        usual = [sum([each.time_s for each in of_kind]) for of_kind in parts]
+        return usual + [sum([each.time_s * each.interval[1] for each in of_kind]) for of_kind in parts]
 
-    def _meeting(self, stack: Stack, _: _Mesh, pair: int, choices: tuple[int, ...]) -> Sequence[float]:
-        return (meeting_s(stack, list(self._sum.meetings)[pair], choices),)
+    def _meeting(self, pair: Pair, stacks: Sequence[Stack], choices: tuple[int, ...]) -> list[float]:
+        return [meeting_s(stack, pair, choices) for stack in stacks]
 
-    def _end(self, stack: Stack, key: _Mesh, _: int, choices: tuple[int, ...]) -> Sequence[float]:
-        return vocabulary_seconds(stack[self._sum.end], key[5], *choices)[:3]
+    def _end(self, stacks: Sequence[Stack], choices: tuple[int, ...]) -> list[float]:
+        of_kinds = [vocabulary_seconds(stack[self._sum.end], 1, *choices)[:2] for stack in stacks]
+        return [each_s for part in zip(*of_kinds, strict=True) for each_s in part]
 
-    def _begin_pipeline(self, row: int) -> None:
-        self._ends.begin(row)
-        tp, cp, dp, ep, batch, pp = self._pipelines.keys[row]
+    # --- rows ------------------------------------------------------------------------------------
+
+    def _rows(self, columns: Strategies, batch: Ints) -> tuple[Ints, Ints]:
+        """Rows `[n]` by mesh, batch and pipeline degree, and by mesh and batch; all begin anew where room is short."""
+        degrees = columns.tp, columns.cp, columns.dp, columns.ep, batch, columns.pp
+        keys = list(zip(*(each.tolist() for each in degrees), strict=True))
+        known = self._pipelines
+        if new := [key for key in dict.fromkeys(keys) if key not in known]:
+            meshes = {key[:5] for key in new if key[:5] not in self._meshes}
+            if len(self._meshes) + len(meshes) > self._most[0] or len(known) + len(new) > self._most[1]:
+                for each in (self._meshes, self._mesh_keys, known, self._begun):
+                    each.clear()
+                new = list(dict.fromkeys(keys))
+            for key in new:
+                self._begin(key)
+        rows = np.array([known[key] for key in keys])
+        return rows, self._of_pipeline[rows, 0].astype(np.int64)
+
+    def _begin(self, key: _Mesh) -> None:
+        mesh = self._meshes.get(key[:5])
+        if mesh is None:
+            mesh = self._meshes[key[:5]] = len(self._mesh_keys)
+            self._mesh_keys.append(key[:5])
+            self._of_mesh.begin(mesh)
+            if self._factors.guarded:
+                self._of_guard.begin(mesh)
+            self._about[mesh, 0] = np.nan
+        row = self._pipelines[key] = len(self._pipelines)
+        self._begun.append(key)
+        tp, cp, dp, ep, batch, pp = key
         strategy = Strategy(tp, ep, pp, batch, (), cp, dp)
         excess = [each.excess for each in degree_limits(self._workload, strategy)]
         refusals = [rules.refuses(self._workload, strategy) for rules in (self._rules, *self._plans) if rules]
-        numbers = (self._depth(pp), dims_matter(strategy), *(len(list(texts)) for texts in refusals))
+        numbers = (mesh, self._depth(pp), dims_matter(strategy), *(len(list(texts)) for texts in refusals))
         self._of_pipeline[row, : len(numbers)] = numbers
         self._of_pipeline[row, -_DEGREE_LIMITS:] = (*excess, *[0.0] * (_DEGREE_LIMITS - len(excess)))
 
@@ -495,42 +468,44 @@ class _Terms:
             self._stages = side_by_side(stages, (len(most), len(kinds)))
         return self._depths[pp]
 
-    def _looked_up(self, new: Sequence[int], asked: Sequence[tuple[_Table, Ints]]) -> list[Floats]:
-        """Figures of each table, see `_Table.figures`; what nobody asked for before is worked out."""
-        found = [table.figures(wanted) for table, wanted in asked]
-        unknown = [np.isnan(each[:, 0, 0]) for each in found]
-        due = [at for at, each in enumerate(unknown) if each.any()]
-        if new or due:
-            self._work_out(new, [(asked[at][0], np.unique(asked[at][1][unknown[at]]).tolist()) for at in due])
-        for at in due:
-            found[at] = asked[at][0].figures(asked[at][1])
+    def _looked_up(self, table: _Table, wanted: Ints) -> Floats:
+        """Figures of a table `[addends, n, width]`; what nobody asked for before is worked out."""
+        found = table.figures(wanted)
+        unknown = np.isnan(found[..., 0])
+        if self._begun or unknown.any():
+            due: dict[_Mesh, tuple[list[int], list[_Mesh]]] = {}
+            places: list[int] = wanted[unknown].tolist()
+            for at in sorted(set(places)):  # np.unique would import a good part of numpy
+                due.setdefault(self._mesh_keys[at // len(table.entries)], ([], []))[0].append(at)
+            for key in self._begun:
+                due.setdefault(key[:5], ([], []))[1].append(key)
+            for mesh, (entries, pipelines) in due.items():  # GPUs of many meshes are not all remembered
+                self._work_out(mesh, table, entries, pipelines)
+            self._begun.clear()
+            found = table.figures(wanted)
         return found
 
-    def _work_out(self, new: Sequence[int], unknown: Sequence[tuple[_Table, list[int]]]) -> None:
-        """Prices what is unknown, mesh by mesh: GPUs of many meshes are not all remembered."""
-        due: dict[_Mesh, list[tuple[_Table, _Mesh, int]]] = {self._meshes.keys[row]: [] for row in new}
-        for table, places in unknown:
-            for at in places:
-                key = table.key(at)
-                due.setdefault(key[:5], []).append((table, key, at))
-        begun = {self._meshes.keys[row]: row for row in new}
-        found: dict[_Table, dict[int, list[float]]] = {}
-        for (tp, cp, dp, ep, batch), entries in due.items():
-            state = batching(self._workload, batch, dp)
-            stacks = [sides_of(self._workload, load, tp, cp, dp, ep) for load in state.loads]
-            for table, key, at in entries:
-                found.setdefault(table, {})[at] = table.priced(stacks, key, at)
-            if (row := begun.get((tp, cp, dp, ep, batch))) is not None:
-                one_mesh = [len(each.ranks) == 1 for each in stacks[0]]
-                most = most_sequences(self._workload, dp)
-                self._about[row] = (*_numbers_of(state), most, *base_of(stacks[-1]), *one_mesh)
-        for table, figures in found.items():
-            table.keep(figures)
+    def _work_out(self, mesh: _Mesh, table: _Table, entries: Sequence[int], pipelines: Sequence[_Mesh]) -> None:
+        """Prices what is unknown of a mesh and batch, and of its pipelines."""
+        tp, cp, dp, ep, batch = mesh
+        state = batching(self._workload, batch, dp)
+        stacks = [sides_of(self._workload, load, tp, cp, dp, ep) for load in state.loads]
+        if entries:
+            table.work_out(stacks, entries)
+        about, end = self._about[self._meshes[mesh]], self._sum.end
+        if np.isnan(about[0]):
+            one_mesh = [len(each.ranks) == 1 for each in stacks[0]]
+            about[:] = (*_numbers_of(state), most_sequences(self._workload, dp), *base_of(stacks[-1]), *one_mesh)
+        for key in pipelines:
+            self._send_s[self._pipelines[key]] = [
+                [stream_send_s(stack[end], key[5], choice) for stack in stacks]
+                for choice in self._choices[self._sum.leaves]
+            ]
 
     def check(self, columns: Strategies) -> None:
         """Refuses what is no strategy. Raises: StrategyError."""
         dims, degrees = columns.dims, (columns.tp, columns.ep, columns.pp, columns.batch, columns.cp, columns.dp)
-        right = dims.shape[1:] == (len(self._choices),) and np.min(degrees) >= 1
+        right = dims.shape[1:] == (len(self._choices),) and min([int(each.min()) for each in degrees]) >= 1
         if right:
             right = bool(dims.min() >= 0 and dims.max() < MOST_CHOICES and (self._places(dims) >= 0).all())
         if not right:
@@ -547,25 +522,27 @@ class _Terms:
         """The figures of `Evaluations`, in its order, of `block` strategies at most."""
         workload, places, pp = self._workload, self._places(columns.dims), columns.pp
         known = self._known(columns, columns.batch, places)
-        total_bytes, kv_bytes, needed = self._bytes(known, pp)
-        allowed = room(workload, 0.0, 0.0)[1]
-        over, waits = needed > allowed, columns.batch > known.most
+        stages = self._stages_of(known.pipelines)
+        total_bytes, kv_bytes, needed = self._bytes(known, stages, pp)
+        allowed, most = room(workload, 0.0, 0.0)[1], known.about[_STATE]
+        over, waits = needed > allowed, columns.batch > most
         excess = [
             self._of_pipeline[known.pipelines, -_DEGREE_LIMITS:].T,
             *self._engine_excess(columns.dims, known.pipelines),
             *self._choice_excess(known),
             *_excess(needed, allowed, over),
-            *_excess(columns.batch, known.most, waits),
+            *_excess(columns.batch, most, waits),
         ]
-        seconds, states = known.seconds, known.states
         if phase_of(workload).mixes and (over.any() or waits.any()):
-            running = _running(workload, columns.batch, known.most, kv_bytes, needed - allowed)
+            running = _running(workload, columns.batch, most, kv_bytes, needed - allowed)
             if (fewer := np.flatnonzero(running < columns.batch)).size:  # the others wait
                 again = self._known(columns[fewer], running[fewer], places[:, fewer])
-                seconds[:, fewer], states[:, fewer] = again.seconds, again.states
-        state, first_and_last = _state_of(states, self._like).through(pp), (seconds[0], seconds[-1])
+                known.about[:, fewer], known.send_s[fewer] = again.about, again.send_s
+                known.addends[:, fewer] = again.addends
+        seconds = pp * self._stages_s(known, stages).max(axis=0)
+        state, first_and_last = _state_of(known.about[:_STATE], self._like).through(pp), (seconds[0], seconds[-1])
         tpot_s, ttft_s = (np.zeros(len(columns)) + of(*first_and_last) for of in (state.tpot_s, state.ttft_s))
-        factors, share = slower(workload), np.zeros(len(columns)) + state.prompt_share(*first_and_last)
+        factors, share = self._factors, np.zeros(len(columns)) + state.prompt_share(*first_and_last)
         surely_s = tpot_s * factors.tokens(share), ttft_s * factors.first
         for latency_s, limit_s in zip(surely_s, (workload.tpot_limit_s, workload.ttft_limit_s), strict=True):
             excess += _excess(latency_s, limit_s, latency_s > limit_s * (1 + ROUNDING))
@@ -573,7 +550,7 @@ class _Terms:
         rate, missed = state.tokens * pp / (state.step_s(*first_and_last) * gpus), _total(np.concatenate(excess))
         if factors.guarded:  # what a strategy's own kernels may be off is known to the last bit one by one
             kept = np.flatnonzero(missed == 0.0)
-            longest_of = self._longest(columns[kept], places[:, kept], known, kept)
+            longest_of = self._longest(columns[kept], places[:, kept], known.addends[:, kept])
             for at, longest in zip(kept.tolist(), longest_of, strict=True):
                 if surely_kept(workload, float(tpot_s[at]), float(ttft_s[at]), float(share[at]), longest):
                     continue
@@ -586,48 +563,42 @@ class _Terms:
         running = np.asarray(state.in_flight).astype(np.int64)
         return rate, tpot_s, ttft_s, total_bytes, running, missed == 0.0, missed
 
-    def _rows(self, meshes: Sequence[_Mesh]) -> tuple[Ints, list[int]]:
-        """The row `[n]` of each mesh and batch, and those given anew, of which nothing is known."""
-        new = list[int]()
-        rows = self._meshes.rows(meshes, new.append)
-        for row, table in itertools.product(new, self._of_mesh):
-            table.begin(row)
-        return rows, new
-
     def _known(self, columns: Strategies, batch: Ints, places: Floats) -> _Known:
-        keys = _keys(columns, batch)
-        rows, new = self._rows([key[:5] for key in keys])
-        pipelines = self._pipelines.rows(keys, self._begin_pipeline)
-        asked = self._of_step.wanted(rows, places) + self._of_pipelines.wanted(pipelines, places)
-        *of_groups, met, (ends,) = self._looked_up(new, asked)
-        costs, moves = of_groups[: len(self._costs)], of_groups[len(self._costs) :]
-        about = self._about[rows].T
-        states, (most, *base), one_mesh = np.split(about, (_STATE, -len(costs)))
-        depths = self._of_pipeline[pipelines, 0].astype(np.int64)
-        assert self._stages
-        stages = _each(self._stages, lambda of_all: of_all[:, depths])
-        layers_s = [
-            group.layer.time_s(list(cost), list(move))
-            for group, cost, move in zip(self._sum.groups, costs, moves, strict=True)
-        ]
-        of_kinds = _each(stages, lambda of_all: of_all[:, None])
-        meetings_s = dict(zip(self._sum.meetings, met[:, 0], strict=True))
-        stages_s = stage_s(of_kinds, layers_s, meetings_s, VocabularySeconds(*ends))
-        seconds = columns.pp * stages_s.max(axis=0)
-        return _Known(pipelines, states, most, Base(*base), one_mesh != 0, stages, costs, moves, seconds)
+        pipelines, meshes = self._rows(columns, batch)
+        addends = self._looked_up(self._of_mesh, self._of_mesh.wanted(meshes, places))
+        sends = self._send_s[pipelines, places[self._sum.leaves].astype(np.int64)]
+        return _Known(pipelines, self._about[meshes].T, addends, sends)
 
-    def _bytes(self, known: _Known, pp: Ints) -> tuple[Floats, Floats, Floats]:
+    def _stages_of(self, pipelines: Ints) -> Stage:
+        """Stages of pipelines, `[stages, n]`."""
+        depths = self._of_pipeline[pipelines, 1].astype(np.int64)
+        assert self._stages
+        return _each(self._stages, lambda of_all: of_all.take(depths, axis=1))
+
+    def _stages_s(self, known: _Known, stages: Stage) -> Floats:
+        """Seconds of each stage in each kind of step, `[stages, kinds, n]`."""
+        figures = _by_kind(known.addends[..., : self._seconds], self._kinds)
+        layers_s = [
+            group.layer.time_s(list(figures[ops]), list(figures[tensors]))
+            for group, ops, tensors in zip(self._sum.groups, self._ops, self._tensors, strict=True)
+        ]
+        meetings_s = dict(zip(self._pairs, figures[self._tensors[-1].stop : -1, 0], strict=True))
+        ends = VocabularySeconds(figures[-1, 0], figures[-1, 1], known.send_s.T)
+        return stage_s(_each(stages, lambda of_all: of_all[:, None]), layers_s, meetings_s, ends)
+
+    def _bytes(self, known: _Known, stages: Stage, pp: Ints) -> tuple[Floats, Floats, Floats]:
         """Bytes of the fullest stage, of its KV cache, and what it needs; in the last kind of step."""
-        held = [cost[:, :, -1] for cost in known.costs]
-        weights, kv = ([add_up(each[:, figure]) for each in held] for figure in (_WEIGHT, _KV))
-        peak = np.max([each[:, _ACTIVATION].max(axis=0) for each in held], axis=0)
-        kinds = np.broadcast_arrays(*stage_bytes(self._workload, known.stages, pp, weights, kv, peak, known.base))
+        held = [known.addends[ops, :, self._held : self._held + 3].transpose(2, 0, 1).copy() for ops in self._ops]
+        weights, kv = ([add_up(each[figure]) for each in held] for figure in (0, 1))
+        peak = functools.reduce(np.maximum, [each[2].max(axis=0) for each in held])
+        base = Base(*known.about[_STATE + 1 : -len(held)])
+        kinds = stage_bytes(self._workload, stages, pp, weights, kv, peak, base)
         total = _total_bytes(kinds)
         needed = room(self._workload, total, kinds[1])[0]
         fullest = needed.argmax(axis=0), np.arange(len(pp))
         return total[fullest], kinds[1][fullest], needed[fullest]
 
-    def _longest(self, columns: Strategies, places: Floats, known: _Known, at: Ints) -> list[float]:
+    def _longest(self, columns: Strategies, places: Floats, addends: Floats) -> list[float]:
         """Factors on the time of each one's kernels and collectives that measured runs seldom exceed.
 
         Few strategies keep all limits as predicted, so this is tabulated of those alone.
@@ -635,27 +606,25 @@ class _Terms:
         Args:
             columns: They.
             places: Of their choices.
-            known: What is known of all.
-            at: Where they stand among these.
+            addends: Figures of their addends.
         """
-        if not at.size:
+        if not len(columns):
             return []
-        rows, new = self._rows([key[:5] for key in _keys(columns, columns.batch)])
-        *unsure, drafted = self._looked_up(new, self._of_guard.wanted(rows, places))
-        seconds, longest = drafted.sum(axis=(0, 2))
-        model = self._workload.model
-        for group, cost, move, over in zip(model.groups, known.costs, known.moves, unsure, strict=True):
-            often = group.count / model.layers
-            of_ops, of_moves = cost[:, :2, :, at].sum(axis=(0, 1, 2)), move[..., at].sum(axis=(0, 1, 2))
-            seconds = seconds + often * (of_ops + of_moves)
-            longest = longest + often * over.sum(axis=(0, 1, 2))
+        _, meshes = self._rows(columns, columns.batch)
+        found = self._looked_up(self._of_guard, self._of_guard.wanted(meshes, places))
+        seconds, longest = _by_kind(found[-1:], self._kinds)[0, :2].sum(axis=1)
+        for group, ops, tensors in zip(self._workload.model.groups, self._ops, self._tensors, strict=True):
+            often = group.count / self._workload.model.layers
+            own_s = addends[ops, :, : self._held].sum(axis=(0, 2)) + addends[tensors].sum(axis=(0, 2))
+            seconds = seconds + often * own_s
+            longest = longest + often * found[ops.start : tensors.stop, :, : self._kinds].sum(axis=(0, 2))
         return (longest / seconds).tolist()
 
     def _engine_excess(self, dims: Ints, pipelines: Ints) -> list[Floats]:
         """What an engine's rules are missed by `[1, n]`, 1 for each: see `EngineRules.refusals`."""
         if not self._rules:
             return []
-        matter, of_engine, *of_plans = self._of_pipeline[pipelines, 1:-_DEGREE_LIMITS].T
+        matter, of_engine, *of_plans = self._of_pipeline[pipelines, 2:-_DEGREE_LIMITS].T
         alike = (matter == 0) & (dims.max(axis=1) < FIRST_DECLARED)
         missed = np.ones(len(dims))  # no plan has these dims
         for plan, refused in reversed(list(zip(self._plans, of_plans, strict=True))):
@@ -665,18 +634,20 @@ class _Terms:
 
     def _choice_excess(self, known: _Known) -> Iterator[Floats]:
         """What the limits on the choices are missed by, `[limits, n]` each side of each group."""
-        for cost, attention, one_mesh in zip(known.costs, self._on_attention, known.one_mesh, strict=True):
-            broken = cost[:, _BROKEN : _SUPPORT + 1, 0]
+        one_meshes = known.about[-len(self._ops) :] != 0
+        for ops, attention, one_mesh in zip(self._ops, self._on_attention, one_meshes, strict=True):
+            broken = known.addends[ops, :, self._held + 3 : self._held + _FIGURES].transpose(0, 2, 1)
             if broken.any():
                 left, right = (broken[side].max(axis=0, initial=0.0) for side in (attention, ~attention))
                 yield np.where(one_mesh, np.maximum(left, right), left)
                 yield np.where(one_mesh, 0.0, right)
 
 
-def _keys(columns: Strategies, batch: Ints) -> list[_Mesh]:
-    """Mesh, batch and pipeline degree of each strategy."""
-    degrees = columns.tp, columns.cp, columns.dp, columns.ep, batch, columns.pp
-    return list(zip(*(each.tolist() for each in degrees), strict=True))
+def _by_kind(figures: Floats, kinds: int) -> Floats:
+    """Figures `[addends, n, width]` by kind of step, `[addends, width // kinds, kinds, n]`."""
+    addends, n, width = figures.shape
+    parts = width // kinds
+    return figures[..., : parts * kinds].transpose(0, 2, 1).copy().reshape(addends, parts, kinds, n)
 
 
 def _each(stages: Stage, of: Callable[[Any], Any]) -> Stage:
@@ -685,12 +656,16 @@ def _each(stages: Stage, of: Callable[[Any], Any]) -> Stage:
     return Stage(tuple(map(of, stages.layers)), meetings, of(stages.first), of(stages.last))
 
 
-def _total_bytes(kinds: Sequence[Floats]) -> Floats:
+def _total_bytes(kinds: Sequence[Any]) -> Floats:
     """Bytes of all kinds together, rounded once as `Memory.total` is: whole numbers add up without that."""
-    total: Floats = np.add.reduce(kinds)
-    whole = np.logical_and.reduce([each == np.floor(each) for each in kinds]) & (total < 2.0**53)
-    for at in zip(*np.nonzero(~whole), strict=True):
-        total[at] = math.fsum([float(each[at]) for each in kinds])
+    total: Floats = functools.reduce(operator.add, kinds)
+    whole: Flags = total < 2.0**53
+    for each in kinds:
+        whole = whole & (each == np.floor(each))
+    if not whole.all():
+        each = np.broadcast_arrays(*kinds)
+        for at in zip(*np.nonzero(~whole), strict=True):
+            total[at] = math.fsum([float(kind[at]) for kind in each])
     return total
 
 
@@ -707,8 +682,8 @@ def _running(workload: Workload, batch: Ints, most: Floats, kv_bytes: Floats, mi
 def _total(rows: Floats) -> Floats:
     """What `math.fsum` makes of each column of `[.., n]`, most of whose values are 0."""
     total = rows.sum(axis=0)  # exact to rounding for one value or two
-    for at in np.flatnonzero(np.count_nonzero(rows, axis=0) > 2).tolist():
-        total[at] = math.fsum(rows[:, at].tolist())
+    several = np.count_nonzero(rows, axis=0) > 2
+    total[several] = list(map(math.fsum, rows.T[several].tolist()))
     return total
 
 

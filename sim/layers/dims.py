@@ -33,7 +33,9 @@ class Dim(NamedTuple):
     @property
     def choices(self) -> tuple[int, ...]:
         """Values in the extended space, declared ones behind, then those of the two-dimensional one."""
-        found = tuple(choice for choice in self.op.choices if choice < FIRST_DECLARED or self.declared)
+        found = self.op.choices
+        if not self.declared:
+            found = tuple([choice for choice in found if choice < FIRST_DECLARED])
         return (*found, *self.grid)
 
 

@@ -87,14 +87,16 @@ def wider(first: Interval, second: Interval) -> Interval:
 
 def exp_of(x: Any) -> Any:
     """`math.exp` of a float, or at each place of an array `[n]`: numpy's own differs in a last bit."""
-    return np.array(list(map(math.exp, x.tolist()))) if isinstance(x, np.ndarray) else math.exp(x)
+    return np.fromiter(map(math.exp, x.tolist()), np.float64, x.size) if isinstance(x, np.ndarray) else math.exp(x)
 
 
 def log_of(x: Any) -> Any:
     """`math.log` of a float, or at each place of an array `[n]`."""
-    return np.array(list(map(math.log, x.tolist()))) if isinstance(x, np.ndarray) else math.log(x)
+    return np.fromiter(map(math.log, x.tolist()), np.float64, x.size) if isinstance(x, np.ndarray) else math.log(x)
 
 
 def hypot_of(x: Any, y: float) -> Any:
     """`math.hypot` of a float, or at each place of an array `[n]`, and another float."""
-    return np.array([math.hypot(each, y) for each in x.tolist()]) if isinstance(x, np.ndarray) else math.hypot(x, y)
+    if not isinstance(x, np.ndarray):
+        return math.hypot(x, y)
+    return np.fromiter([math.hypot(each, y) for each in x.tolist()], np.float64, x.size)

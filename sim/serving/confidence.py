@@ -61,9 +61,9 @@ class Slower:
         """The same of many shares `[n]`, to the last bit."""
         if not self.guarded:
             return np.ones_like(prompt_shares)
-        shares, places = np.unique(prompt_shares, return_inverse=True)  # without prompts all have one
-        factors = np.zeros(len(shares)) + _factor(self.workload, interval_of(self.workload), shares)
-        return factors[places]
+        if prompt_shares.min() == prompt_shares.max():  # as without prompts
+            return np.full_like(prompt_shares, self.token(float(prompt_shares[0])))
+        return np.zeros_like(prompt_shares) + _factor(self.workload, interval_of(self.workload), prompt_shares)
 
     def tokens_about(self, prompt_shares: Floats) -> Floats:
         """The same of very many, at most `ABOUT` off."""

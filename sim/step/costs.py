@@ -27,7 +27,7 @@ from sim.sharding.layout import Layout
 from sim.sharding.placement import PARTIAL, REPLICATE, Placement, Shard
 from sim.sharding.redistribute import collective_between, collectives_for
 from sim.step.mesh_moves import axes_of, mesh_collectives
-from sim.strategy import GRID
+from sim.strategy import FIRST_DECLARED, GRID, NONE
 from sim.workload import Workload
 
 
@@ -66,7 +66,9 @@ def seconds(collectives: Sequence[Collective]) -> float:
 
 
 def op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
-    """The cost of one op under one choice of the strategy."""
+    """The cost of one op under one choice of the strategy; on one GPU all but declared ones come to the same."""
+    if rank.tp == 1 and choice < FIRST_DECLARED:
+        choice = NONE
     key = (op.name, choice)
     known = (rank.memo if by_expert(op, rank.layer) else rank.memo_of_tokens).ops
     found = known.get(key)
@@ -237,7 +239,7 @@ def _routed(rank: Rank, move: Move) -> tuple[Collective, ...]:
 
 def move_s(rank: Rank, move: Move | None) -> float:
     """Seconds of a redistribution on the busiest GPU."""
-    if move is None:
+    if move is None or rank.tp == 1:
         return 0.0
     if move.route is not None:
         return seconds(_routed(rank, move))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -18,12 +18,12 @@ import numpy as np
 
 from sim.arrays import Floats
 from sim.layers.dims import dims_of
-from sim.layers.ops import FusedOp, Layer, Tensor
+from sim.layers.ops import FusedOp, Layer, Tensor, crossing_tensors
 from sim.ops.layers import layer_of
 from sim.ops.rank import OpCost
 from sim.prices.collectives import Collective
 from sim.step.attention_expert_meshes import Moves, Sides
-from sim.step.costs import OpParts, op_cost, op_parts
+from sim.step.costs import OpParts, moves, op_cost, op_parts
 from sim.step.merged_collectives import merged_moves, merged_moves_s, merging_ends
 from sim.step.operator_pipelines import pipelined_cost, pipelined_moves, pipelined_moves_s, pipelined_parts
 from sim.step.two_batch_overlap import lengthens, overlapped_cost, overlapped_parts
@@ -45,12 +45,14 @@ class Addend(NamedTuple):
         price: Its figures on both sides of a GPU under these choices: an `OpCost`; or seconds of the redistribution to
             each op that reads the tensor.
         behind: What these are made of: an `OpParts`; or the collectives to each op that reads the tensor.
+        kind: What of these choices decides both, whatever the mesh.
     """
 
     name: str
     ops: tuple[str, ...]
     price: Callable[[Sides, Choices], Any]
     behind: Callable[[Sides, Choices], Any]
+    kind: Callable[[Choices], Hashable] = tuple
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,19 +93,32 @@ class LayerSum:
 
 
 @lru_cache(maxsize=256)
-def layer_sum(layer: Layer, *, merges: bool = False) -> LayerSum:
-    """A layer as a sum; where collectives may be merged, a tensor's moves go by those of other tensors, too."""
+def layer_sum(layer: Layer, *, merges: bool = False, cut: bool = False) -> LayerSum:
+    """A layer as a sum.
+
+    Args:
+        layer: As given.
+        merges: Whether collectives may be merged: a tensor's moves then go by those of other tensors, too.
+        cut: Whether they are sent in parts: they then go by the ops at their ends.
+    """
     places = {name: at for at, name in enumerate(layer.op_by_name)}
     return LayerSum(
         layer,
         tuple(Addend(op.name, (op.name,), partial(_cost, op), partial(_parts, op)) for op in layer.ops),
         tuple(
-            Addend(tensor.name, ends, partial(_moves_s, tensor), partial(_moves, tensor))
+            Addend(tensor.name, ends, partial(_moves_s, tensor), partial(_moves, tensor), kind)
             for tensor in layer.tensors
             for ends in [merging_ends(layer, tensor) if merges else tensor.ends]
+            for kind in [tuple if merges or cut else _kind_of_move(layer, tensor)]
         ),
         tuple(tuple(places[name] for name in tensor.consumers) for tensor in layer.tensors),
     )
+
+
+def _kind_of_move(layer: Layer, tensor: Tensor) -> Callable[[Choices], Hashable]:
+    """How a tensor is moved, if it is so within one group whatever the mesh: see `Sides.within_a_group`."""
+    two_meshes = tensor in crossing_tensors(layer) or tensor.name == "qkv"
+    return tuple if two_meshes else partial(moves, layer, tensor)
 
 
 class PricedOp(NamedTuple):
@@ -169,7 +184,8 @@ def group_sums(workload: Workload) -> tuple[GroupSum, ...]:
     found: list[GroupSum] = []
     for index, group in enumerate(workload.model.groups):
         place = {dim.op.name: at for at, dim in enumerate(dims_of(workload)) if index in dim.groups}
-        layer = layer_sum(layer_of(group), merges=workload.hardware.merge_collectives)
+        merges, cut = workload.hardware.merge_collectives, workload.overlap_parts > 1
+        layer = layer_sum(layer_of(group), merges=merges, cut=cut)
         places = tuple(tuple(place[op] for op in addend.ops) for addend in layer.addends)
         found.append(GroupSum(layer, place, places, tuple(map(_pick, places))))
     return tuple(found)
