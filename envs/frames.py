@@ -15,6 +15,7 @@ import numpy as np
 
 from envs.calls import CallRow
 from envs.chain import Chain, DamagedRows
+from envs.parquet_pages import PAGE_BYTES, unfolded_bytes
 from sim.config.reading import Unreadable, opened
 from sim.strategy_checks import LARGEST
 
@@ -110,8 +111,8 @@ _FIGURES = ("tokens_per_s_per_gpu", "best_so_far")
 _TEXTS = tuple(name for name, kind in get_type_hints(CallRow).items() if kind is str)
 _LARGEST_ROW = 1024
 """[assumed] Bytes of a row on average, several times that of any workload."""
-_FOOTER_BYTES = 100_000
-"""[assumed] Of what a Parquet file holds besides its rows, and more."""
+_PAGES_BYTES = 4 * len(CallRow._fields) * PAGE_BYTES
+"""[assumed] Of the pages of few rows: each field has two at most, and twice as many are allowed."""
 _LARGEST_FIGURE = 1e15
 """[assumed] Of any strategy; beyond it, sums might not be numbers any more."""
 
@@ -126,21 +127,24 @@ def read_parquet(path: Path, columns: Sequence[str] = CallRow._fields) -> pd.Dat
     import pyarrow as pa
     from pyarrow import parquet
 
+    other = f"{path} is damaged: expected the columns {', '.join(CallRow._fields)}"
     try:
         with opened(path) as file, parquet.ParquetFile(file, read_dictionary=list(_TEXTS)) as stored:
             held = stored.schema_arrow
             kinds = [pa.string() if pa.types.is_dictionary(kind) else kind for kind in held.types]
             if held.names != _schema().names or kinds != _schema().types:
-                raise DamagedRows(f"{path} is damaged: expected the columns {', '.join(CallRow._fields)}")
+                raise DamagedRows(other)
             if stored.metadata.num_rows > path.stat().st_size:
                 raise DamagedRows(f"{path} is damaged: it claims to have more calls than bytes")
-            groups = [stored.metadata.row_group(number) for number in range(stored.metadata.num_row_groups)]
-            if sum(group.total_byte_size for group in groups) > stored.metadata.num_rows * _LARGEST_ROW + _FOOTER_BYTES:
+            most = stored.metadata.num_rows * _LARGEST_ROW + _PAGES_BYTES
+            if unfolded_bytes(file, stored.metadata, most) > most:
                 raise DamagedRows(f"{path} is damaged: its rows unfold to more than any of ours have")
             table = _unfolded(path, stored.read(columns=list(columns)))
             return _checked(path, table).reindex(columns=list(columns))
     except (FileNotFoundError, DamagedRows):
         raise
+    except KeyError as error:  # a text that there is no column of
+        raise DamagedRows(other) from error
     except (OSError, ValueError, MemoryError, pa.ArrowException) as error:  # depends on where pyarrow stumbles
         raise DamagedRows(f"{path} is damaged: {_line(error)}") from error
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from envs.parquet_pages import unfolded_bytes
 from envs.strategy_env import failure_text
 from raysearch.base.errors import InputError
 from sim.config.reading import Unreadable, opened, read_bytes
@@ -181,8 +182,7 @@ def _frame(content: io.BytesIO) -> pd.DataFrame:
     texts = [field.name for field in schema if kinds.is_string(field.type) or kinds.is_large_string(field.type)]
     names = texts + [field.name for field in schema if kinds.is_integer(field.type) or kinds.is_floating(field.type)]
     with parquet.ParquetFile(content, read_dictionary=texts) as file:
-        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-        size = sum(group.total_byte_size for group in groups)
+        size = unfolded_bytes(content, file.metadata, _LARGEST_TABLE_BYTES)
         if file.metadata.num_rows * len(names) > _MOST_CELLS or size > _LARGEST_TABLE_BYTES:
             raise Unreadable(f"it has {file.metadata.num_rows:,} rows of {len(names)} columns, more than any table")
         table: Any = file.read(columns=names)
