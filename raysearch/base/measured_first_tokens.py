@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from sim.config.first_tokens import first_token_error
@@ -47,3 +48,13 @@ def replayed_first_token_s(
         return {}
     bursts = {"mean": first_share, "p50": float(first_share > 1 / 2), "p99": float(first_share >= _PERCENT)}
     return {each: error.measured_s(each, replayed_s[each], token_s, bursts=bursts[each]) for each in MEASURED_WORDS}
+
+
+def first_token_limit_text(workload: Workload) -> str:
+    """What a limit on the first token counts, and what clients measured beside it; "" without a limit."""
+    if workload.ttft_slo_s == math.inf:
+        return ""
+    error = first_token_error(workload)
+    times = error.times if error else None
+    beside = f": measured were {times.request_s * 1e3:.0f} ms and {times.steps:.1f} decode steps" if times else ""
+    return f"The limit of the first token counts queues and steps; the way from and to the client comes on top{beside}"

@@ -74,12 +74,16 @@ Watch = Callable[[Log, int, float], None]
 """Called before each request is sent, with what happened so far, its number and its time; it may raise to stop."""
 
 
+def nobody(_log: Log, _request: int, _time_s: float) -> None:
+    """Watches nothing."""
+
+
 def as_they_come(
     deployed: Deployed,
     requests: Requests,
     replicas: int = 1,
     router: RouterName = "least_loaded",
-    watch: Watch = lambda log, request, time_s: None,
+    watch: Watch = nobody,
 ) -> Replayed:
     """Sends requests at their times, whether or not earlier ones are answered.
 
@@ -119,7 +123,11 @@ class GroupOutcome:
 
 
 def on_groups(
-    groups: Sequence[Mapping[int, Deployed]], requests: Requests, models: Sequence[int], work_s: Sequence[float]
+    groups: Sequence[Mapping[int, Deployed]],
+    requests: Requests,
+    models: Sequence[int],
+    work_s: Sequence[float],
+    watch: Watch = nobody,
 ) -> GroupOutcome:
     """Sends requests of several models to groups of GPUs, each to that with its model that has the least work.
 
@@ -128,6 +136,7 @@ def on_groups(
         requests: Of all models, in the order in which they come.
         models: Whose each is, [n].
         work_s: Seconds of a group that a request of each model takes, by which the router goes.
+        watch: See `Watch`; groups without a request's model have not come to its time.
     """
     log = Log(len(requests))
     fleet = [LiveReplica(group, requests, log) if group else None for group in groups]
@@ -145,6 +154,7 @@ def on_groups(
         for at in serving[model]:
             if replica := fleet[at]:
                 replica.advance(time_s)
+        watch(log, request, time_s)
         if not serving[model]:
             continue
         at = went[request] = min(serving[model], key=lambda each: work(each, time_s))

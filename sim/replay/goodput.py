@@ -23,7 +23,7 @@ from sim.arrays import Flags, Floats
 from sim.evaluation import Evaluation, Violation, told_apart
 from sim.pools.traffic import requests_per_s
 from sim.replay.arrivals import Stream, draw_arrivals
-from sim.replay.drive import Replayed, Watch, as_they_come
+from sim.replay.drive import Replayed, Watch, as_they_come, nobody
 from sim.replay.replica import Deployed, Log
 from sim.replay.replica_sets import equal_requests, in_chunks, of_pool
 from sim.replay.requests import Lengths, Requests
@@ -154,7 +154,7 @@ def goodput(workload: Workload, strategy: Strategy, seed: int | None = None) -> 
     # The last below the first load that is too much.
     parts = PARTS if keeps(PARTS) else bisect_left(range(1, PARTS), True, key=lambda each: not keeps(each))
     if not parts:
-        outcome = plan.replay(sent(1), _nobody)
+        outcome = plan.replay(sent(1), nobody)
         return Goodput(known[0], 0.0, *known[1:], 0.0, 0.0, tuple(missed(workload, outcome, warm_up)))
     latencies = latencies_s(seen[parts], loop.percentile, warm_up)
     return Goodput(known[0], parts / PARTS, *known[1:], *latencies, ())
@@ -250,10 +250,6 @@ def _deployed(workload: Workload, strategy: Strategy, slower: float) -> Deployed
 
 class _LateForSure(Exception):
     """So many requests are late that the percentile misses its limit whatever comes."""
-
-
-def _nobody(_log: Log, _request: int, _time_s: float) -> None:
-    """Watches nothing."""
 
 
 def _hopeless(workload: Workload, requests: Requests, warm_up: float) -> Watch:

@@ -271,13 +271,14 @@ class LiveReplica:
             if begin_s >= until_s:
                 return
             if (patience_s := lane.deployed.patience_s) < math.inf:
-                given_up = [request for rank in lane.ranks for request in rank.give_up(begin_s - patience_s)]
+                late_s = begin_s - patience_s
+                given_up = [each for rank in lane.ranks if rank.waiting for each in rank.give_up(late_s)]
                 if given_up:
                     self.log.refused += given_up
                     self._end_spell(lane)
-                if lane.idle:
-                    self._busy = None
-                    continue
+                    if lane.idle:
+                        self._busy = None
+                        continue
             spell = lane.spell or lane.decode_spell()
             if spell is None:
                 self._step(lane)
@@ -316,8 +317,7 @@ class LiveReplica:
         stage_s = seconds / self._stages + engine_s  # no stage spends it on another microbatch
         begin_s = at_s = max(begin_s, self._free_s[0])
         for stage, free_s in enumerate(self._free_s):
-            at_s = max(at_s, free_s) + stage_s
-            self._free_s[stage] = at_s
+            self._free_s[stage] = at_s = (at_s if at_s > free_s else free_s) + stage_s
         self.busy_s += stage_s
         return begin_s, at_s
 
@@ -326,7 +326,10 @@ class LiveReplica:
         begin_s, end_s = self._through_stages(lane.now, spell.next_s, spell.engine_s)
         if not spell.taken:
             spell.began_s, lane.spell = begin_s, spell
-        self._gaps(lane, end_s - lane.now, 1)
+            self._gaps(lane, end_s - lane.now, 1)
+        else:  # nobody has stood still since
+            took_s = end_s - lane.now
+            self.log.gaps += [(took_s, rank.sequences) for rank in lane.ranks if rank.sequences]
         lane.now = end_s
         spell.taken += 1
         spell.left -= 1

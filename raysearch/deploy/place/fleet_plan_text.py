@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
 from raysearch.base.file_io import degrees_text, png_of, write_bytes, write_record
+from raysearch.base.measured_first_tokens import first_token_limit_text
 from raysearch.base.priced_heading import engine_text, formats_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.place.attainment import AttainmentEstimate, over_seeds
@@ -56,6 +58,9 @@ def fleet_plan_blocks(answer: FleetPlan) -> Iterator[RenderableType]:
         f"In brackets 90 % intervals over {seeds} runs of {requests:,} requests that the search did not use: of the "
         "randomness of arrivals, not of the step model's error."
     )
+    limits_s = [tenant.objective.ttft_s for tenant in answer.fleet.cluster.tenants]
+    limited = [replace(each, ttft_slo_s=limit_s) for each, limit_s in zip(workloads, limits_s, strict=True)]
+    yield from dict.fromkeys(text for each in limited if (text := first_token_limit_text(each)))
 
 
 def _group_rows(cluster: Cluster, option: PlacementOption) -> list[tuple[str, ...]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raysearch.deploy.place.attainment import Trial, tried
+from raysearch.deploy.place.attainment import Trial, Trials
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed, all_placements, partitions
 from raysearch.deploy.place.service import GroupShape
 from sim.replay.arrivals import Arrivals
@@ -51,6 +51,10 @@ class Allowed:
     name: str
     shapes: tuple[GroupShape, ...]
     most_models: int
+
+    def has(self, placement: ModelPlacement) -> bool:
+        """Whether it is one of them."""
+        return all(each.shape in self.shapes and len(each.models) <= self.most_models for each in placement)
 
 
 def shared(cluster: Cluster) -> Allowed:
@@ -117,15 +121,17 @@ class _Search:
     """Placements tried so far."""
 
     def __init__(self, cluster: Cluster, traffic: Sequence[Arrivals], final: Sequence[Arrivals]) -> None:
-        self.cluster, self.traffic, self.final = cluster, traffic, final
+        self.cluster = cluster
+        self._traffic, self._final_traffic = ([Trials(cluster, each) for each in some] for some in (traffic, final))
         self._scores: dict[ModelPlacement, tuple[float, float]] = {}
+        self._below: dict[ModelPlacement, float] = {}  # shares in time that placements without a score do not reach
         self._finals: dict[ModelPlacement, tuple[float, float]] = {}
 
     def best_of(self, allowed: Allowed, most_tried: int, progress: PlacementProgress) -> Found:
         every = list(
             itertools.islice(all_placements(self.cluster, allowed.shapes, allowed.most_models), most_tried + 1)
         )
-        exact, before = len(every) <= most_tried, len(self._scores)
+        exact, before = len(every) <= most_tried, len(self._scores) + len(self._below)
         if exact:
             for done, placement in enumerate(every):
                 self.score(placement)
@@ -134,31 +140,50 @@ class _Search:
             self.fill(allowed, progress)
             for placement in self._ranked(allowed)[:_MENDED]:
                 self.mend(allowed, placement, progress)
-        return Found(self._final(self._ranked(allowed)), exact, len(self._scores) - before)
+        return Found(self._final(self._ranked(allowed)), exact, len(self._scores) + len(self._below) - before)
 
     def _ranked(self, allowed: Allowed) -> list[ModelPlacement]:
-        """Those that are allowed, the best first."""
-        shapes = set(allowed.shapes)
-        inside = [
-            placement
-            for placement in self._scores
-            if all(each.shape in shapes and len(each.models) <= allowed.most_models for each in placement)
-        ]
+        """The best that are allowed, the best first: no other is as good as the last of the finalists."""
+        last = self._least_finalist(allowed)
+        for placement in [each for each, below in self._below.items() if below > last and allowed.has(each)]:
+            self.score(placement)
+        inside = [placement for placement in self._scores if allowed.has(placement)]
         return sorted(inside, key=lambda each: self._scores[each], reverse=True)
 
+    def _least_finalist(self, allowed: Allowed) -> float:
+        """Share in time of the last that would be compared once more; 0 as long as there are fewer."""
+        shares = sorted((share for each, (share, _) in self._scores.items() if allowed.has(each)), reverse=True)
+        return shares[_FINALISTS - 1] if len(shares) >= _FINALISTS else 0.0
+
     def _final(self, ranked: Sequence[ModelPlacement]) -> ModelPlacement:
-        if not self.final:
+        if not self._final_traffic:
             return ranked[0]
         for placement in ranked[:_FINALISTS]:
             if placement not in self._finals:
-                self._finals[placement] = _score([tried(self.cluster, placement, each) for each in self.final])
+                self._finals[placement] = _score([_whole(each, placement) for each in self._final_traffic])
         return max(ranked[:_FINALISTS], key=lambda each: self._finals[each])
 
     def score(self, placement: ModelPlacement) -> tuple[float, float]:
         """Share of the requests in time; minus the mean time to the first token."""
         if placement not in self._scores:
-            self._scores[placement] = _score([tried(self.cluster, placement, each) for each in self.traffic])
+            self._scores[placement] = _score([_whole(each, placement) for each in self._traffic])
+            self._below.pop(placement, None)
         return self._scores[placement]
+
+    def _beats(self, changed: ModelPlacement, placement: ModelPlacement, allowed: Allowed) -> bool:
+        """Whether a placement is better than a scored one; given up once it can neither be that nor a finalist."""
+        least = min(self._scores[placement][0], self._least_finalist(allowed))
+        late_shares = len(self._traffic) * (1 - least)
+        trials: list[Trial] = []
+        for each in self._traffic:
+            trial = each.of(changed, math.floor(late_shares * each.requests * (1 + 1e-9)))
+            if trial is None:
+                self._below[changed] = least
+                return False
+            late_shares -= 1 - trial.attained
+            trials.append(trial)
+        self._scores[changed] = _score(trials)
+        return self._scores[changed] > self._scores[placement]
 
     def fill(self, allowed: Allowed, progress: PlacementProgress) -> None:
         """Fills partitions greedily: all of them, or those of one shape and of the best shapes two by two."""
@@ -188,7 +213,7 @@ class _Search:
         placement: ModelPlacement | None = tuple(Placed(shape, ()) for shape in sorted(way))
         best, best_score = placement, (-1.0, 0.0)
         while placement is not None:
-            trial = tried(self.cluster, placement, self.traffic[0])
+            trial = _whole(self._traffic[0], placement)
             if _score([trial]) > best_score:
                 best, best_score = placement, _score([trial])
             placement = self._one_more(allowed, placement, trial)
@@ -216,13 +241,13 @@ class _Search:
         while better:
             better = False
             for changed in self._changes(allowed, placement):
-                if changed in self._scores:
+                if changed in self._scores or changed in self._below:
                     continue
                 if left == 0:
                     return
                 left -= 1
                 progress(f"{allowed.name}, changed", _MOST_CHANGES - left, _MOST_CHANGES)
-                if self.score(changed) > self.score(placement):
+                if self._beats(changed, placement, allowed):
                     placement, better = changed, True
                     break
 
@@ -245,6 +270,12 @@ class _Search:
                     swapped = self._with(allowed, Placed(placement[at].shape, less), new)
                     if swapped is not None and new != model:
                         yield _changed(placement, {at: swapped})
+
+
+def _whole(trials: Trials, placement: ModelPlacement) -> Trial:
+    trial = trials.of(placement)
+    assert trial is not None
+    return trial
 
 
 def _score(trials: Sequence[Trial]) -> tuple[float, float]:

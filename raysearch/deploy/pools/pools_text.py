@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from rich.console import RenderableType
 
+from raysearch.base.measured_first_tokens import first_token_limit_text
 from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
@@ -20,8 +21,11 @@ from sim.pools.resharding import Resharded
 def pools_blocks(found: Sequence[PoolComparison]) -> Iterator[RenderableType]:
     """Answers line by line."""
     limits = found[0].case.limits
-    yield priced_text(replace(found[0].case.workload, tpot_slo_s=limits.tpot_s, ttft_slo_s=limits.ttft_s))
+    limited = replace(found[0].case.workload, tpot_slo_s=limits.tpot_s, ttft_slo_s=limits.ttft_s)
+    yield priced_text(limited)
     yield from _one(found[0]) if len(found) == 1 else _table(found)
+    if text := first_token_limit_text(limited):
+        yield text
 
 
 def _one(answer: PoolComparison) -> Iterator[str]:

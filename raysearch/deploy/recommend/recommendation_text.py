@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from raysearch.base.file_io import degrees_text
-from raysearch.base.measured_first_tokens import steady_first_token_text
+from raysearch.base.measured_first_tokens import first_token_limit_text, steady_first_token_text
 from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.alternatives import gpus_text
@@ -137,6 +137,8 @@ def _aggregated_lines(answer: Recommendation) -> Iterator[RenderableType]:
             "  The range of the time to the first token is [assumed]: it covers the prompt's own steps, not queues"
             + (f"; {measured}" if measured else "")
         )
+    if text := first_token_limit_text(demand.workload):
+        yield f"  {text}"
     if warning := slow_precision(
         demand.workload,
         best.evaluation.tokens_per_s_per_gpu,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysearch.base.file_io import degrees_text
-from raysearch.base.measured_first_tokens import MEASURED_WORDS
+from raysearch.base.measured_first_tokens import MEASURED_WORDS, first_token_limit_text
 from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.place.attainment import AttainmentEstimate
@@ -76,6 +76,8 @@ def _notes(report: ReplayReport) -> Iterator[str]:
             f"{' and '.join(limits)} at the {setup.percentile:g}th percentile: {verdict}; "
             f"probability {report.probability:.2f}, given the step model's error"
         )
+        if text := first_token_limit_text(workload):
+            yield text
     if report.breaks_at_per_s is not None:
         yield (
             f"The limits break above {report.breaks_at_per_s:,.2f} requests/s; the bound without queues is "

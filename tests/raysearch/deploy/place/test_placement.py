@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raysearch.cli.app import app
-from raysearch.deploy.place.attainment import SampledTraffic, over_seeds, tried
+from raysearch.deploy.place.attainment import SampledTraffic, Trials, over_seeds, tried
 from raysearch.deploy.place.fleet_file import load_fleet
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed, Tenant, all_placements, partitions
 from raysearch.deploy.place.placement_search import best_placements, dedicated, replicated, shared
@@ -127,6 +127,32 @@ def test_wider_kinds_of_placements_are_never_worse_on_what_the_search_saw() -> N
     assert shares[2] >= max(shares[:2])
 
 
+def test_what_is_kept_of_groups_apart_and_what_is_given_up_change_no_trial() -> None:
+    of = cluster(3, 3, rate=0.5, cv=3.0, ttft_s=2.0, fixed=0.6)
+    (arrivals,) = SampledTraffic(80, (0,)).draw(of)
+    kept, given_up = Trials(of, arrivals), Trials(of, arrivals)
+    for placement in all_placements(of, of.shapes, 3):
+        alone = tried(of, placement, arrivals)
+        found = kept.of(placement)
+        assert found is not None
+        assert (found.attained, repr(found.ttft_s)) == (alone.attained, repr(alone.ttft_s))
+        assert found.busy.tolist() == alone.busy.tolist()
+        assert found.late.tolist() == alone.late.tolist()
+        late = int(alone.late.sum())
+        assert late == 0 or given_up.of(placement, late - 1) is None
+        assert given_up.of(placement, late) is not None
+
+
+def test_the_search_that_gives_up_ranks_as_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = cluster(4, 4, 0.5, 3.0, 2.5, fixed=0.4)
+    traffic, final = SampledTraffic(100, (0, 1)).draw(of), SampledTraffic(100, (2, 3)).draw(of)
+    kinds = (dedicated(of), replicated(of), shared(of))
+    found = best_placements(of, traffic, final, kinds, most_tried=0)
+    whole = Trials.of
+    monkeypatch.setattr(Trials, "of", lambda self, placement, _most=math.inf: whole(self, placement))
+    assert best_placements(of, traffic, final, kinds, most_tried=0) == found
+
+
 def test_nine_of_ten_intervals_hold_what_a_long_run_attains() -> None:
     of = cluster(2, 2, rate=0.4, cv=2.0, ttft_s=3.0)
     truth = attained(of, SHARED, requests=20_000, seeds=1)
@@ -172,6 +198,7 @@ def test_the_command_tells_places_and_writes(tmp_path: Path) -> None:
     few = ("--set", "requests=100", "--set", "seeds=3")
     shown = ask(path, *few, "--out", str(out)).stdout
     assert "every placement was tried" in shown
+    assert "comes on top: measured were" in " ".join(shown.split())
     told = json.loads((out / "placement.json").read_text())
     assert told.pop("sha256")
     assert [each["kind"] for each in told["alternatives"]] == ["replicated", "dedicated"]

@@ -444,6 +444,7 @@ def test_a_pool_of_prompts_has_an_interval_and_says_what_it_rests_on() -> None:
     shown = RUNNER.invoke(app, ["recommend", *words, "--ttft-ms", "100"], catch_exceptions=False)
     assert re.search(r"tokens/s/GPU \[[\d,.]+, [\d,.]+\]", shown.stdout)
     assert "[assumed]: it covers the prompt's own steps" in shown.stdout
+    assert "the way from and to the client comes on top" in " ".join(shown.stdout.split())
 
 
 def test_what_to_run_is_told_before_what_stands_beside_it() -> None:
