@@ -155,6 +155,7 @@ class PoolsResult(Result):
                 f"{apart.experts_s * 1e6:,.0f}, there {apart.to_experts_s * 1e6:,.0f}, back {apart.back_s * 1e6:,.0f}; "
                 f"{apart.hidden_share:.0%} of the way is hidden",
                 f"  {apart.tokens_per_s_per_gpu:,.1f} tokens/s per GPU, {apart.tpot_s * 1e3:.1f} ms per token",
+                "  not exported: no release of an engine serves it; vLLM has it in an experimental plugin alone",
             ]
         if together:
             lines.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from sim.strategy import Strategy
 from sim.strategy_checks import check_strategy
 from sim.workload import Workload
 
+_log = logging.getLogger(__name__)
 POOLS_FILE = "pools.json"
 STAGING = "SGLANG_DISAGG_STAGING_BUFFER"
 """Variable of SGLang by which pools of unequal tensor parallelism exchange caches."""
@@ -61,6 +63,7 @@ class _Answers(Record):
 
     points: list[_Point]
     question: JsonObject | None = None
+    afd: JsonObject | None = None
 
 
 def pool_deployments(
@@ -94,6 +97,12 @@ def pool_deployments(
             f"point {number} of {path}: a pool that re-shards between prefill and decode wins, and no engine can move "
             "weights and caches to another layout while it runs: take a point with another winner (--alternative N), "
             "or use `recommend` for one pool"
+        )
+    if answers.afd and answers.afd.get("apart"):
+        _log.warning(
+            "note: %s is exported with experts beside attention: no release of an engine serves them on GPUs of their "
+            "own (AFD); vLLM has that in an experimental plugin alone",
+            path,
         )
     way = getattr(point.ways, point.winner)
     if way is None:

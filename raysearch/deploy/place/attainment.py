@@ -159,7 +159,11 @@ class Trials:
 
     def _together(self, groups: int, parts: Sequence[tuple[list[int], _Part]]) -> Trial:
         arrivals, counted, models = self._arrivals, self._counted, len(self._work_s)
-        in_time, ttft_s, busy_s = np.zeros(len(arrivals), dtype=bool), np.full(len(arrivals), math.nan), np.zeros(groups)
+        in_time, ttft_s, busy_s = (
+            np.zeros(len(arrivals), dtype=bool),
+            np.full(len(arrivals), math.nan),
+            np.zeros(groups),
+        )
         for at, part in parts:
             in_time[part.rows], ttft_s[part.rows], busy_s[at] = part.in_time, part.ttft_s, part.busy_s
         counts = np.bincount(arrivals.models[counted], minlength=models)

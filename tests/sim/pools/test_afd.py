@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 
 import pytest
 
 from sim.config.question import Question
-from sim.pools.afd import AfdPool, best_afd, layer_period_s
+from sim.evaluation import Evaluation
+from sim.pools.afd import MOST_MICROBATCHES, AfdPool, best_afd, layer_period_s
+from sim.prices.collectives import stage_send_s
+from sim.prices.mesh import MeshGroup
 from sim.simulate import evaluate
+from sim.step.stage import needed_and_allowed_bytes
 from sim.strategy import Strategy
-from sim.workload import Workload
+from sim.workload import Workload, coarse_steps
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +47,57 @@ def test_the_best_pool_keeps_its_limits_and_follows_from_its_parts(workload: Wor
     period_s = layer_period_s(best.microbatches, best.attention_s, best.experts_s, best.to_experts_s, best.back_s)
     assert best.tpot_s > workload.model.groups[0].count * period_s  # the head and the engine's own come on top
     assert 0 <= best.hidden_share <= 1
+
+
+HEADS_AND_EXPERTS = (2, 1, 1, 0, 2, 2, 2, 2, 1, 1, 0, 2)
+
+
+def test_no_pool_of_its_grid_is_better_by_brute_force(workload: Workload, best: AfdPool) -> None:
+    """Every size, batch and number of microbatches, each worked out by hand from the step model's own parts."""
+
+    def state(*degrees: int) -> Evaluation:
+        return evaluate(workload, Strategy(*degrees[:4], HEADS_AND_EXPERTS, 1, degrees[4]))
+
+    assert workload.engine is not None
+    model, most, times = workload.model, workload.max_gpus, workload.engine.times
+    layers = model.groups[0].count
+    one, two = (state(1, ep, 1, 2, ep).memory_bytes.weights for ep in (1, 2))
+    experts_bytes = 2 * (one - two)
+    rates: dict[tuple[int, ...], float] = {}
+    sizes = [size for size in coarse_steps(most) if size < most]
+    batches = coarse_steps(2048)  # more sequences do not fit
+    for gpus, tp, batch in itertools.product(sizes, workload.degrees.tp, batches):
+        if gpus % tp or batch * tp < gpus:
+            continue
+        own = state(tp, gpus, 1, batch, gpus // tp)
+        names = [op.name for op in own.ops]
+        first, last = names.index("dispatch"), names.index("combine")
+        own_s = sum(op.kernel_time_s for op in [*own.ops[: first + 1], *own.ops[last:]])
+        own_s += sum(op.communication_time_s for op in own.ops if op.name not in ("dispatch", "combine"))
+        weights = state(tp, tp, 1, 1, 1).memory_bytes.weights - experts_bytes / tp
+        for expert_gpus, count in itertools.product(range(1, most - gpus + 1), range(1, MOST_MICROBATCHES + 1)):
+            if model.experts % expert_gpus:
+                continue
+            theirs = state(1, expert_gpus, 1, batch, expert_gpus)
+            memories = (
+                replace(own.memory_bytes, weights=weights, kv_cache=count * own.memory_bytes.kv_cache),
+                replace(theirs.memory_bytes, weights=experts_bytes / expert_gpus, kv_cache=0.0),
+            )
+            if any(needed > allowed for needed, allowed in (needed_and_allowed_bytes(workload, m) for m in memories)):
+                continue
+            theirs_s = sum(op.kernel_time_s for op in theirs.ops[first + 1 : last])
+            copies = expert_gpus * (1 - (1 - 1 / expert_gpus) ** 2) * batch * model.hidden  # each token has two experts
+            busiest = max(copies / gpus, copies * workload.load_imbalance / expert_gpus)
+            way_s = [stage_send_s(workload.hardware, MeshGroup(2, 2), size * busiest) for size in (1, 2)]  # sent in fp8
+            period_s = layer_period_s(count, own_s, theirs_s, *way_s)
+            tpot_s = times.decode_s(layers * period_s + count * (own.stage.embedding_s + own.stage.head_s))
+            tpot_s += times.step_s + times.sequence_s * math.ceil(count * batch * tp / gpus)
+            if tpot_s <= workload.tpot_limit_s:
+                rates[gpus, expert_gpus, tp, batch, count] = count * batch / tpot_s / (gpus + expert_gpus)
+    found = (best.attention_gpus, best.expert_gpus, best.attention_tp, best.batch, best.microbatches)
+    assert len(rates) > 100
+    assert best.tokens_per_s_per_gpu == pytest.approx(max(rates.values()), rel=1e-9)
+    assert rates[found] == pytest.approx(max(rates.values()), rel=1e-9)
 
 
 def test_both_parts_are_the_step_models_layer_and_experts_that_do_not_fit_have_no_pool(workload: Workload) -> None:

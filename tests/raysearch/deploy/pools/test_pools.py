@@ -148,8 +148,13 @@ def test_what_cannot_be_read_is_refused_with_what_was_expected(words: tuple[str,
     assert message in str(shown.exception)
 
 
-def test_what_experts_apart_give_is_in_the_file_as_in_the_answer(tmp_path: Path) -> None:
+def test_what_experts_apart_give_is_in_the_file_and_export_says_that_no_engine_takes_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     words = ("--model", "mixtral_8x7b", "--isl", "2000", "--osl", "200", "--gpus", "4", "--tpot-ms", "60")
     told = ask(*words, "--set", "batches=powers_of_two", "--set", "afd", "--out", str(tmp_path))
     assert told["afd"]["together"]
     assert json.loads((tmp_path / "pools.json").read_text())["afd"] == told["afd"]
+    shown = RUNNER.invoke(app, ["export", str(tmp_path), "--to", "vllm"], catch_exceptions=False)
+    assert shown.exit_code == 0
+    assert "no release of an engine serves them on GPUs of their own" in caplog.text
