@@ -22,7 +22,7 @@ from envs.strategy_env import failure_text
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.processes.ray_internals import START_S, forget_token, mended, without_what_nobody_asks
 from raysearch.processes.vigil import CONNECT_TIMEOUT_S, Vigil, answers, ended_in_time, watched
-from raysearch.processes.watcher import private_prefix, start_anew, starting_ray
+from raysearch.processes.watcher import PRIVATE_PREFIX, start_anew, starting_ray
 
 CLUSTERS_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """By which Ray, on any system, knows whether other hosts are to reach it."""
@@ -122,7 +122,7 @@ def _closed_to_others() -> Iterator[Path]:
     Its processes inherit the path of a file that only this user may read; the token is on no command line and in no
     environment. Gives the folder of that file, for what else is nobody's business.
     """
-    folder = tempfile.TemporaryDirectory(prefix=private_prefix(), ignore_cleanup_errors=True)
+    folder = tempfile.TemporaryDirectory(prefix=PRIVATE_PREFIX, ignore_cleanup_errors=True)
     with folder as private:  # of mode 700; what Ray's processes still write into it, their watcher removes
         path = Path(private) / "token"
         path.touch(0o600)

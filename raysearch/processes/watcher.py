@@ -47,8 +47,9 @@ _pipe: int | None = None
 _calls = 0
 """In the child: how many were made. A beat is an object with it."""
 _speaking = threading.Lock()
-_watcher: int | None = None
-"""The watcher's process id, in all below it."""
+PRIVATE_PREFIX = f"raysearch-{os.urandom(4).hex()}-"
+"""How the names of a command's private folders begin, which its watcher removes if it cannot do so itself; not by its
+process id, which another has that sees the same folder from another container."""
 
 
 def supervised(run: Callable[[], int]) -> int:
@@ -57,8 +58,6 @@ def supervised(run: Callable[[], int]) -> int:
     Args:
         run: The command, by sys.argv. It hears of a stop by the signal itself, once.
     """
-    global _watcher
-    _watcher = os.getpid()
     adopt_orphans()
     stops = _Stops()
     end, going_on, anew = _End(START_ANEW), resumed_with(), False
@@ -163,11 +162,6 @@ def _say(what: list[str] | bool | dict[str, int] | None) -> None:
     if _pipe is not None:
         with _speaking:  # what is long is not written at once
             os.write(_pipe, json.dumps(what).encode() + b"\n")
-
-
-def private_prefix() -> str:
-    """How the names of a command's private folders begin, which its watcher removes if it cannot do so itself."""
-    return f"raysearch-{_watcher or os.getpid()}-"
 
 
 def start_anew() -> None:
@@ -303,7 +297,7 @@ def _remove_private() -> None:
     import tempfile
 
     with suppress(FileNotFoundError):  # where no disk has room, Python finds no folder for what is temporary
-        for folder in Path(tempfile.gettempdir()).glob(f"{private_prefix()}*"):
+        for folder in Path(tempfile.gettempdir()).glob(f"{PRIVATE_PREFIX}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -72,6 +72,9 @@ def config_path(kind: ConfigKind, name_or_path: str | Path, *, beside: Path | No
     text, suffix = str(name_or_path), _SUFFIX.get(kind, ".toml")
     if len(text) > 4096 or any(len(part) > 255 for part in Path(text).parts):
         raise CatalogError(f"the name or path of a {_SINGULAR[kind]} is too long: {text[:40]}...")
+    shipped = configs_root() / kind / f"{text}{suffix}"
+    if "/" not in text and shipped.is_file():  # whatever lies in the working directory by that name
+        return shipped
     if kind == "models":
         for folder in (beside / text if beside else None, Path(text)):
             if folder is not None and (folder / _CONFIG_JSON).is_file():
@@ -79,9 +82,6 @@ def config_path(kind: ConfigKind, name_or_path: str | Path, *, beside: Path | No
         if "/" in text and Path(text).is_dir():
             raise CatalogError(f"no {_CONFIG_JSON} in the folder {text}")
     if not text.endswith((suffix, ".json") if kind == "models" else suffix):
-        shipped = configs_root() / kind / f"{text}{suffix}"
-        if "/" not in text and shipped.is_file():
-            return shipped
         raise CatalogError(
             f"unknown {_SINGULAR[kind]} {text!r}: {did_you_mean(text, list_names(kind))} "
             f"(or give the path of a {suffix} file{' or of a config.json' if kind == 'models' else ''})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -119,7 +120,7 @@ def measure_deployed(folder: Path, tuning: Path, workload: Workload, strategy: S
 
     Raises:
         InputError: The folder says nothing that can be started.
-        RunFailed: A program is missing, or the tool failed.
+        RunFailed: A program is missing, the tool failed, or another server answers already.
     """
     settings = DeployedBenchmark.model_validate(read_record(folder / BENCHMARK_FILE, DeployedBenchmark, sealed=False))
     deployment = Deployment(workload, strategy, settings.served_model)
@@ -129,6 +130,8 @@ def measure_deployed(folder: Path, tuning: Path, workload: Workload, strategy: S
     if made.command is None:
         raise InputError(f"{folder}: --to {settings.to} starts no server: export to one of {', '.join(_PORTS)}")
     tool = benchmark_tool(settings.tool)
+    if _answers(settings.url):  # it would be measured in the place of ours, which could not even listen there
+        raise RunFailed(f"a server answers at {settings.url} already: end it, or put another url into {BENCHMARK_FILE}")
     run = tuning / LAST_MEASUREMENT
     run.unlink() if run.is_symlink() else shutil.rmtree(run, ignore_errors=True)
     run.mkdir()
@@ -171,9 +174,9 @@ def _last_words(log: Path) -> str:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=_LOOK_S) as answer:
+        with urllib.request.urlopen(f"{url}/health", timeout=_LOOK_S) as answer:
             return answer.status == 200
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False
 
 
@@ -191,7 +194,7 @@ def _not_started(server: subprocess.Popen[bytes], settings: DeployedBenchmark, r
             if ended in (126, 127):
                 raise RunFailed(f"the server's program cannot be started: {words}")
             return f"the server ended with exit code {ended} before it answered: {words}"
-        if _answers(f"{settings.url}/health"):
+        if _answers(settings.url):
             return ""
         time.sleep(_LOOK_S)
     raise RunFailed(f"the server did not answer at {settings.url}/health within {settings.start_s:g} s")

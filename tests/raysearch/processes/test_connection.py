@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,9 @@ import ray
 from ray._private import services as ray_services
 
 from raysearch.base.errors import RunFailed
-from raysearch.processes import ray_internals
+from raysearch.processes import ray_internals, watcher
 from raysearch.processes.connection import connected
+from raysearch.processes.watcher import PRIVATE_PREFIX
 
 SAYS_WHAT_IT_BLOCKS = "import signal; print(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
 
@@ -74,3 +77,11 @@ def test_a_ray_that_comes_up_late_is_waited_for_and_one_that_does_not_is_given_u
         pass
     assert asked == [*["late"] * 5, "never"]
     assert ray_services.get_node is get_node
+
+
+def test_a_command_removes_its_own_private_folders_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in (f"{PRIVATE_PREFIX}x", other := f"raysearch-{os.getpid()}-x"):  # of a process in another container
+        (tmp_path / name).mkdir()
+    watcher._remove_private()
+    assert os.listdir(tmp_path) == [other]

@@ -438,3 +438,13 @@ def test_weights_beside_experts_of_their_own_format_are_as_published(model: str)
     precisions = question_about(model, isl=1024, osl=256).load().precisions
     assert precisions.weights == "bf16"
     assert question_about(model, isl=1024, osl=256, weights="fp8").load().precisions.weights == "fp8"
+
+
+def test_a_folder_of_the_working_directory_is_not_taken_for_a_shipped_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama_3_1_8b").mkdir()
+    (tmp_path / "llama_3_1_8b" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert config_path("models", "llama_3_1_8b").suffix == ".toml"
+    assert config_path("models", "./llama_3_1_8b") == Path("llama_3_1_8b/config.json")

@@ -23,6 +23,7 @@ from raysearch.deploy.live.deployed_benchmark import (
     BENCHMARK_FILE,
     BENCHMARK_SCRIPT,
     LAST_MEASUREMENT,
+    _answers,
     measure_deployed,
 )
 from raysearch.simulators.measurement import Measurement
@@ -189,6 +190,13 @@ def test_a_folder_s_benchmark_starts_each_strategy_measures_it_and_ends_it(
         program(tmp_path / "bin", "aiperf", r"sys.stderr.buffer.write(b'\xff '); sys.exit('no such model')")
         with pytest.raises(RunFailed, match="aiperf ended with 1: \ufffd no such model"):
             measure(asked.strategy)
+        stale = subprocess.Popen(["vllm", "serve", "--max-num-seqs", "1"], stderr=subprocess.DEVNULL)
+        while not _answers(said["url"]):
+            assert stale.poll() is None
+        with pytest.raises(RunFailed, match=f"a server answers at http://localhost:{port} already: end it"):
+            measure(asked.strategy)
+        stale.kill()
+        stale.wait()
         assert "CUDA out of memory" not in (tuning / LAST_MEASUREMENT / "server.log").read_text()
     assert {each.name for each in folder.iterdir()} == before
     assert [each.name for each in tuning.iterdir()] == [LAST_MEASUREMENT]
