@@ -301,7 +301,7 @@ def victims(process: subprocess.Popen[str], out: Path) -> dict[str, int]:
     for pid, title in titles.items():
         found |= {kind: pid for kind, part in RAYS.items() if part in title}
         if "cat gate" in title and "raysearch" not in title:
-            found["benchmark"] = pid
+            found.setdefault("benchmark", pid)  # its subshells, which last for a moment, are called the same
         if holds_rows(pid, out):
             found["run"] = pid
     for keeper in children(process.pid) if process.poll() is None else []:
