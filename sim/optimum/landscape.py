@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.arrays import Flags, Floats, Ints
+from sim.canonical import dims_matter
 from sim.evaluation import Evaluation
 from sim.layers.ops import Layer, Side
 from sim.ops.layers import layer_ops
@@ -134,11 +135,11 @@ class _Landscape:
         self.best_tokens_per_s_per_gpu = 0.0
         self.histogram = np.zeros(1 << (31 - _BIN_BITS), dtype=np.int64)
 
-    def count(self, seconds: NDArray[np.float32], least: np.float32) -> None:
-        """Adds feasible strategies to the histogram, none of which takes less."""
+    def count(self, seconds: NDArray[np.float32], least: np.float32, alike: int) -> None:
+        """Adds feasible strategies to the histogram, none of which takes less, each standing for so many."""
         bins, lowest = seconds.view(np.int32) >> _BIN_BITS, int(least.view(np.int32)) >> _BIN_BITS
         counts = np.bincount(np.subtract(bins, lowest, out=bins))
-        self.histogram[lowest : lowest + len(counts)] += counts
+        self.histogram[lowest : lowest + len(counts)] += alike * counts
 
     def quantiles(self, most: float) -> dict[float, float]:
         """Throughput below which each share of the feasible strategies lies: bin centres, up to `most`."""
@@ -223,12 +224,18 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
         limit_s = (tpot_limit_s * state.pace.gained / pp - engine_s) / factor
         return parts, min((limit_s - ends_s) / layers for layers, ends_s in parts)
 
-    every = AddendTables(alone, space.choices)
+    choices, alike = space.choices, 1
+    if not dims_matter(Strategy(tp, ep, 1, batch, tuple(itertools.chain(*choices.values())))):  # all come to the same
+        choices, alike = {name: row[:1] for name, row in choices.items()}, math.prod(map(len, choices.values()))
+    every = AddendTables(alone, choices)
     tables = every.within(
         {name: [each for each in row if every.may(name, each)] for name, row in every.choices.items()}
     )
     if not all(tables.choices.values()):
         return
+    least_s = sum(min(cost.time_s for cost in row.values()) for row in tables.costs.values()) * _ROUNDED
+    if all(least_s > longest(pp, last)[1] for pp in depths for last in tables.choices[rank.layer.stream.producer]):
+        return  # moves take no less than nothing
     cut, names = _cut(rank.layer), tuple(rank.layer.op_by_name)
     assert cut is not None
     moved_s = list(tables.moved_s())
@@ -267,7 +274,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             of_stages = [
                 (each_token * factor * layers, each_token * (factor * ends_s + engine_s)) for layers, ends_s in parts
             ]
-            landscape.count(_slowest(feasible_s, of_stages), _slowest(least_s, of_stages))
+            landscape.count(_slowest(feasible_s, of_stages), _slowest(least_s, of_stages), alike)
             if _tokens_per_s(float(least_s) * _ROUNDED, of_stages) <= landscape.best_tokens_per_s_per_gpu:
                 continue
             least_s = float(in_time_s[allowed].min())
@@ -275,8 +282,8 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             if tokens_per_s_per_gpu > landscape.best_tokens_per_s_per_gpu:
                 equal = np.nonzero(allowed & (in_time_s == least_s))
                 row, column = divmod(int(np.min(rows[equal[0]] * len(columns) + columns[equal[1]])), len(columns))
-                choices = separators | _chosen(tables, left, row) | _chosen(tables, right, column)
-                landscape.best = Strategy(tp, ep, pp, batch, tuple(choices[name] for name in names))
+                chosen = separators | _chosen(tables, left, row) | _chosen(tables, right, column)
+                landscape.best = Strategy(tp, ep, pp, batch, tuple(chosen[name] for name in names))
                 landscape.best_tokens_per_s_per_gpu = tokens_per_s_per_gpu
 
 
