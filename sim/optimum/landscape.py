@@ -214,14 +214,17 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
     state = batching(workload, batch, ep)
     assert state.decode is not None
     rank, engine_s = rank_of(workload, state.decode, tp, ep), state.pace.engine_s(state.times)
-    alone, factor = sides(rank, rank), state.times.kernel_factor
+    alone = sides(rank, rank)
     tpot_limit_s = slower(workload).tpot_limit_s * (1 + ROUNDING)
+
+    def factor(pp: int) -> float:
+        return state.times.kernel_factor * state.through(pp).pace.drag
 
     @functools.cache
     def longest(pp: int, last_choice: int) -> tuple[Stages, float]:
         """Stages of a pipeline, and seconds that a layer may take in them."""
         parts = _stages_of(alone, pp, last_choice)
-        limit_s = (tpot_limit_s * state.pace.gained / pp - engine_s) / factor
+        limit_s = (tpot_limit_s * state.pace.gained / pp - engine_s) / factor(pp)
         return parts, min((limit_s - ends_s) / layers for layers, ends_s in parts)
 
     choices, alike = space.choices, 1
@@ -272,7 +275,8 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             least_s = feasible_s.min()
             each_token = tp * ep * pp / state.tokens
             of_stages = [
-                (each_token * factor * layers, each_token * (factor * ends_s + engine_s)) for layers, ends_s in parts
+                (each_token * factor(pp) * layers, each_token * (factor(pp) * ends_s + engine_s))
+                for layers, ends_s in parts
             ]
             landscape.count(_slowest(feasible_s, of_stages), _slowest(least_s, of_stages), alike)
             if _tokens_per_s(float(least_s) * _ROUNDED, of_stages) <= landscape.best_tokens_per_s_per_gpu:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from sim.evaluation import Memory
 from sim.layers.sizes import Load
 from sim.prices.engine import BARE, EngineTimes
+from sim.serving.phases import batching
 from sim.step.attention_expert_meshes import sides_of_strategy
 from sim.step.stage import needed_and_allowed_bytes, price_step
 from sim.strategy import Strategy
@@ -216,8 +218,13 @@ class StepPrices:
             return 0.0
         strategy, load = self.strategy, self._load(sequences, context, tokens, length, all_tokens)
         stack = sides_of_strategy(self.workload, load, strategy)
-        kernels_s = strategy.pp * price_step(stack, strategy.pp, strategy.dims).stage.total_s
+        kernels_s = self._drag * strategy.pp * price_step(stack, strategy.pp, strategy.dims).stage.total_s
         return self._times.mixed_s(kernels_s) if tokens else self._times.decode_s(kernels_s)
+
+    @cached_property
+    def _drag(self) -> float:
+        ranks = self.strategy.attention_dp
+        return batching(self.workload, ranks, ranks).through(self.strategy.pp).pace.drag
 
     @property
     def _times(self) -> EngineTimes:

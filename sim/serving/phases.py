@@ -20,7 +20,7 @@ import numpy as np
 from sim.layers.sizes import Load
 from sim.near_names import did_you_mean
 from sim.prices.engine import BARE, EngineTimes
-from sim.serving.pipelines import stall_factor
+from sim.serving.pipelines import PROMPTS_FURTHER, TOKENS_FURTHER, stall_factor
 from sim.serving.prompts import PromptMeeting, mixed_steps, prompt_meeting
 from sim.workload import PhaseName, Workload
 
@@ -43,6 +43,7 @@ class Pace:
         prompt_tokens: Share of a mixed step's tokens that are prompts', where steps have more or fewer of them; else 0.
         stages: Of the pipeline; a step takes the engine's own time on each.
         stall: Times its own seconds that a step with prompts holds up a pipeline, where all steps have some.
+        further: Share of its kernels' seconds by which each stage but one lengthens a step.
     """
 
     mixed_share: Any
@@ -55,6 +56,12 @@ class Pace:
     prompt_tokens: Any = 0.0
     stages: Any = 1
     stall: Any = 1.0
+    further: Any = 0.0
+
+    @property
+    def drag(self) -> Any:
+        """Times their own seconds that kernels and collectives take in the pipeline."""
+        return 1 + self.further * (self.stages - 1)
 
     def through(self, stages: Any) -> Pace:
         """The same in a pipeline, whose microbatches wait for each other's prompts.
@@ -82,24 +89,29 @@ class Pace:
             mixed_s: Of one that also carries prompts.
         """
         seen = self.mixed_share * self.others_share * times.prefill_share
-        decode_s, mixed_s = times.decode_s(decode_s), self.stall * times.mixed_s(mixed_s)
+        decode_s, mixed_s = self._dragged_s(times, decode_s, mixed_s)
         return ((1 - seen) * decode_s + seen * mixed_s + self.engine_s(times)) / self.gained
 
     def step_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds of a step, over those with and without prompts."""
-        decode_s, mixed_s = times.decode_s(decode_s), self.stall * times.mixed_s(mixed_s)
+        decode_s, mixed_s = self._dragged_s(times, decode_s, mixed_s)
         return (1 - self.mixed_share) * decode_s + self.mixed_share * mixed_s + self.engine_s(times)
 
     def ttft_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds to the first token: half a step until the next begins, those it waits, the prompt's own."""
-        step_s, prompt_s = self.step_s(times, decode_s, mixed_s), times.mixed_s(mixed_s)
+        step_s, prompt_s = self.step_s(times, decode_s, mixed_s), self.drag * times.mixed_s(mixed_s)
         own_s = self.prompt_steps * (prompt_s + self.engine_s(times))
         return step_s / 2 + step_s * self.waits + own_s
 
     def prompt_share(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Share of the time per output token by which other requests' prompts lengthen it, in [0, 1)."""
         tpot_s = self.tpot_s(times, decode_s, mixed_s)
-        return np.maximum(0.0, 1 - (times.decode_s(decode_s) + self.engine_s(times)) / self.gained / tpot_s)
+        alone_s = self.drag * times.decode_s(decode_s) + self.engine_s(times)
+        return np.maximum(0.0, 1 - alone_s / self.gained / tpot_s)
+
+    def _dragged_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> tuple[Any, Any]:
+        """What steps without and with prompts take for all microbatches."""
+        return self.drag * times.decode_s(decode_s), self.stall * self.drag * times.mixed_s(mixed_s)
 
     def engine_s(self, times: EngineTimes) -> Any:
         """The engine's own seconds per step, which no stage spends on another microbatch.
@@ -164,8 +176,9 @@ class Batching:
 
     def engine_s(self, decode_s: Any, mixed_s: Any) -> Any:
         """What the first kind of step takes beside its kernels alone; below 0 where these are faster in a step."""
-        factor_s = self.times.decode_s(decode_s) - decode_s if self.decode else self.times.mixed_s(mixed_s) - mixed_s
-        return self.pace.engine_s(self.times) + factor_s
+        first_s = decode_s if self.decode else mixed_s
+        in_step_s = self.times.decode_s(first_s) if self.decode else self.times.mixed_s(first_s)
+        return self.pace.engine_s(self.times) + self.pace.drag * in_step_s - first_s
 
     def ttft_s(self, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds to the first token; 0 where no prompt is computed."""
@@ -179,14 +192,15 @@ def _decoding(workload: Workload, batch: int, dp: int) -> Batching:
     context, drafted = workload.context_tokens, workload.queries - 1
     load = Load(batch, context, context + drafted, attention_groups=dp, queries=workload.queries)
     gained = workload.tokens_per_step
-    pace = Pace(0.0, 0.0, 0, math.ceil(batch / dp), gained)
+    pace = Pace(0.0, 0.0, 0, math.ceil(batch / dp), gained, further=_further(workload, TOKENS_FURTHER))
     return Batching(load, None, pace, _times(workload), batch, batch * gained)
 
 
 def _prefilling(workload: Workload, batch: int, dp: int) -> Batching:
     isl = workload.prompt_tokens
     load = Load(0, 1, isl, batch, isl, attention_groups=dp)
-    return Batching(None, load, Pace(1.0, 1.0, 1, math.ceil(batch / dp)), _times(workload), batch, batch * isl)
+    pace = Pace(1.0, 1.0, 1, math.ceil(batch / dp), further=_further(workload, PROMPTS_FURTHER))
+    return Batching(None, load, pace, _times(workload), batch, batch * isl)
 
 
 def _serving(workload: Workload, batch: int, dp: int) -> Batching:
@@ -230,12 +244,18 @@ def _continuous(workload: Workload, batch: int, dp: int, met: PromptMeeting) -> 
         met.waits,
         spread,
         isl / (isl + osl) if whole else 0.0,
+        further=_further(workload, TOKENS_FURTHER),
     )
     return Batching(decode, mixed, pace, _times(workload), batch, tokens)
 
 
 def _times(workload: Workload) -> EngineTimes:
     return workload.engine.times if workload.engine else BARE
+
+
+def _further(workload: Workload, share: float) -> float:
+    """Only engines hand microbatches over; a bare machine's pipeline is its kernels and collectives."""
+    return share if workload.engine else 0.0
 
 
 @dataclass(frozen=True, slots=True)

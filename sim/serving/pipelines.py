@@ -18,6 +18,16 @@ _EVEN, _LONE = 1.38, 0.11
 """[fitted] to the recursion of the stages, for 2 to 64 stages and 0.01 to 20 prompts per step, within 6 %."""
 
 
+TOKENS_FURTHER = 0.10
+"""Share of its kernels' time by which each stage but one lengthens an engine's step: microbatches that are handed over
+one after the other, and drift apart. [fitted: PP2 over TP2 of gpt-oss-120b under vLLM 0.10.2, 0.70, and PP4 over TP4 of
+GLM-4.5-Air under SGLang 0.5.4, 0.37, bursts of 1,000 ShareGPT requests on H100 (GPUStack, performance lab), beside
+replays of the same; 0.11 and 0.10 alone]"""
+PROMPTS_FURTHER = 0.07
+"""The same where prompts alone are computed. [published: four stages of TP8 prefill DeepSeek-V3.1 3.31 times as fast as
+one on H20 under SGLang (LMSYS, 15 January 2026)]"""
+
+
 def stall_factor(stages: Any, spread: Any) -> Any:
     """Times what prompts add to the steps that a pipeline of these stages loses by them.
 
