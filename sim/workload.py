@@ -63,22 +63,27 @@ class Speculation:
         accepted: Of each of them, the share accepted where all before it are.
         draft: What drafts: the model's own "mtp" layers, another model, or None for what costs nothing (n-grams).
         spread: By which share the tokens of a step may differ in 90 % of cases; 0 of a share that somebody stated.
+        eagle3: Whether the other model is an EAGLE-3 head, which reads the model's hidden states.
     """
 
     draft_tokens: int
     accepted: tuple[float, ...]
     draft: Model | Literal["mtp"] | None = None
     spread: float = 0.0
+    eagle3: bool = False
 
     def __str__(self) -> str:
-        within = f" within {self.spread:.0%}, as of DeepSeek-R1" if self.spread else ""
+        whose = "Qwen3's heads" if self.eagle3 else "DeepSeek-R1"
+        within = f" within {self.spread:.0%}, as of {whose}" if self.spread else ""
         return (
             f"{self.draft_tokens} drafted per step by {self.drafter}, {self.tokens_per_step:.2f} tokens gained{within}"
         )
 
     @property
     def drafter(self) -> str:
-        """What drafts, by name: "mtp", "ngram" or the model's."""
+        """What drafts, by name: "mtp", "ngram", "eagle3" or the model's."""
+        if self.eagle3:
+            return "eagle3"
         return self.draft if isinstance(self.draft, str) else self.draft.name if self.draft else "ngram"
 
     @property

@@ -89,7 +89,7 @@ class RecommendationResult(Result):
             formats = compared_formats(question, asked, progress)
             question = formats[0].question
         demand, compared, near = asked(question), list[ServingForm](), None
-        if forms == "all" and compares_forms(demand):
+        if compares_forms(demand, forms):
             compared = compared_forms(question, asked, progress)
             question, near = replace(question, **compared[0].changes), compared[0].answer
             demand = asked(question)

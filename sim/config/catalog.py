@@ -31,7 +31,7 @@ from sim.config.huggingface.keys import CannotImport
 from sim.config.huggingface.model_import import ModelImport, import_model
 from sim.config.mistakes import first_error_text
 from sim.config.reading import Unreadable, parse_object, read_bytes
-from sim.config.schemas import MTP, NGRAM, EngineVersionFile, ModelFile, WorkloadFile
+from sim.config.schemas import EAGLE3, MTP, NGRAM, EngineVersionFile, ModelFile, WorkloadFile
 from sim.engines.engine_registry import (
     BARE_MACHINE,
     UnknownEngine,
@@ -42,12 +42,21 @@ from sim.engines.engine_registry import (
 )
 from sim.engines.engine_rules import EngineRules
 from sim.json_object import JsonObject
+from sim.layers.eagle3_head import eagle3_head
 from sim.layers.model import Model
 from sim.near_names import did_you_mean
 from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, Engine, cell_of, times_of
 from sim.prices.hardware import NCCL_ALGORITHMS, AllReduce, EngineName, Hardware
-from sim.serving.acceptance import ASSUMED_SPREAD, MEASURED_MODEL, MEASURED_SPREAD, accepted_drafts
+from sim.serving.acceptance import (
+    ASSUMED_SPREAD,
+    EAGLE3_MODELS,
+    EAGLE3_SHARE,
+    EAGLE3_SPREAD,
+    MEASURED_MODEL,
+    MEASURED_SPREAD,
+    accepted_drafts,
+)
 from sim.workload import (
     OWN_SPACES,
     TWO_DIMENSIONAL,
@@ -602,13 +611,23 @@ def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation 
     given = file.speculation
     if given is None or not given.draft_tokens:
         return None
-    draft = given.draft or (MTP if model.mtp_layers else None)
+    has_head = model.published.eagle3_repository is not None
+    draft = given.draft or (MTP if model.mtp_layers else EAGLE3 if has_head else None)
     if draft is None:
         raise CatalogError(
             f"speculation.draft: {model.name} has no layers of multi-token prediction: name a model, or {NGRAM!r}"
         )
     if draft == MTP and not model.mtp_layers:
         raise CatalogError(f"speculation.draft: {model.name} has no layers of multi-token prediction (mtp_layers)")
+    if draft == EAGLE3:
+        if not has_head:
+            raise CatalogError(
+                f"speculation.draft: no public EAGLE-3 head of {model.name} is known: name it in its file, as "
+                "eagle3_repository"
+            )
+        spread = EAGLE3_SPREAD if model.name in EAGLE3_MODELS else ASSUMED_SPREAD
+        shares = given.shares or (EAGLE3_SHARE,) * given.draft_tokens
+        return Speculation(given.draft_tokens, shares, eagle3_head(model), 0.0 if given.shares else spread, eagle3=True)
     draft_model = None if draft in (MTP, NGRAM) else load_model(draft, beside=beside)
     shares, spread = given.shares, 0.0
     if shares is None:

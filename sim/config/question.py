@@ -19,7 +19,7 @@ from sim.config.code import Origin
 from sim.config.files import CatalogError, ConfigKind, config_path
 from sim.config.huggingface.model_import import ModelImport
 from sim.config.mistakes import expectation, first_error_text
-from sim.config.schemas import DEEPEST, MOST_PARTS, MTP, NGRAM, WorkloadFile, any_degrees
+from sim.config.schemas import DEEPEST, EAGLE3, MOST_PARTS, MTP, NGRAM, WorkloadFile, any_degrees
 from sim.engines.engine_registry import BARE_MACHINE, UnknownEngine, engine_rules
 from sim.json_object import JsonFields, JsonObject
 from sim.near_names import did_you_mean
@@ -326,7 +326,7 @@ class Question:
     draft: Annotated[
         str | None,
         About(
-            "What drafts tokens: 'mtp', 'ngram' (free), or a model, as in --model.",
+            "What drafts tokens: 'mtp', 'eagle3', 'ngram' (free), or a model, as in --model.",
             "deployment",
             "mtp if the model has it",
             "speculation.draft",
@@ -569,7 +569,7 @@ def _anchored(name: str, value: Any) -> Any:
     if name == "engine_version":
         return str(Path(value).resolve()) if value.endswith(".toml") else value
     kind = QUESTION_FIELDS[name].kind
-    if kind is None or value in (MTP, NGRAM):
+    if kind is None or value in (MTP, NGRAM, EAGLE3):
         return value
     path = config_path(kind, value)
     return value if path.stem == value else str(path.resolve())

@@ -258,6 +258,7 @@ class ModelFile(_LayerFile):
     context_tokens: Annotated[Count | None, Field(exclude=True)] = None  # prompt and answer of the longest request
     repositories: Annotated[_Repositories, Field(exclude=True)] = _Repositories()
     fp8_kv_repository: Annotated[Repository | None, Field(exclude=True)] = None
+    eagle3_repository: Annotated[Repository | None, Field(exclude=True)] = None  # a public EAGLE-3 head
     groups: tuple[_GroupFile, ...] = ()  # one, of all layers
     order: tuple[Name, ...] = ()  # names of groups, repeated over the layers; one group after the other
 
@@ -342,6 +343,7 @@ class ModelFile(_LayerFile):
                 self.context_tokens,
                 cast("dict[Dtype, str]", self.repositories.model_dump(exclude_none=True)),
                 self.fp8_kv_repository,
+                self.eagle3_repository,
             ),
         )
 
@@ -413,8 +415,9 @@ class _DegreesTable(FileSchema):
         return DegreeTables(self.tp, ep, pp, batch)
 
 
-MTP, NGRAM = "mtp", "ngram"
-"""What may draft besides a model: the model's own layers of multi-token prediction, and what stands in the text."""
+MTP, NGRAM, EAGLE3 = "mtp", "ngram", "eagle3"
+"""What may draft besides a model: the model's own layers of multi-token prediction, what stands in the text, and a
+public EAGLE-3 head."""
 
 
 class _SpeculationTable(FileSchema):
@@ -423,7 +426,7 @@ class _SpeculationTable(FileSchema):
     draft_tokens: Annotated[int, Field(ge=0, le=64, strict=True)]
     acceptance: Probability | None = None  # of every token alike
     accepted: tuple[Probability, ...] | None = None  # or one per place
-    draft: str | None = None  # "mtp", "ngram", or a model's name or path; mtp where the model has it
+    draft: str | None = None  # "mtp", "ngram", "eagle3", or a model's name or path; the first that the model has
 
     @model_validator(mode="after")
     def _says_how_many_hold(self) -> _SpeculationTable:

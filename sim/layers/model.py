@@ -101,11 +101,13 @@ class Published:
         context_tokens: Of the longest request, prompt and answer; None where it is not known.
         repositories: Of its weights on Hugging Face by their format, the preferred one first.
         fp8_kv_repository: Of weights quantised to fp8 by NVIDIA's Model Optimizer, with scales of the KV cache.
+        eagle3_repository: Of an EAGLE-3 head, which drafts from the model's hidden states.
     """
 
     context_tokens: int | None = None
     repositories: Mapping[Dtype, str] = field(default_factory=dict[Dtype, str])
     fp8_kv_repository: str | None = None
+    eagle3_repository: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def recommend(
         FormsCompared,
         Setting(
             "'all': of models with multi-token prediction also try drafts, DeepEP, spare experts and overlapped "
-            "batches; 'usual': what is asked for alone."
+            "batches; 'eagle3': of those with a public EAGLE-3 head, too; 'usual': what is asked for alone."
         ),
     ] = "all",
     replays: Annotated[

@@ -153,4 +153,4 @@ def _speculation_flags(decoding: Speculation) -> list[Flag]:
     if decoding.draft == "mtp":
         return [("--speculative-algorithm", "EAGLE"), *chain]
     path: Flag = ("--speculative-draft-model-path", draft_repository(decoding.draft))
-    return [("--speculative-algorithm", "STANDALONE"), path, *chain]
+    return [("--speculative-algorithm", "EAGLE3" if decoding.eagle3 else "STANDALONE"), path, *chain]

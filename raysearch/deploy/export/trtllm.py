@@ -97,4 +97,5 @@ def _speculation(decoding: Speculation) -> JsonObject:
     if decoding.draft is None:
         return {"decoding_type": "NGram", "max_draft_len": decoding.draft_tokens}
     draft = draft_repository(decoding.draft)
-    return {"decoding_type": "Draft_Target", "max_draft_len": decoding.draft_tokens, "speculative_model": draft}
+    kind = "Eagle3" if decoding.eagle3 else "Draft_Target"
+    return {"decoding_type": kind, "max_draft_len": decoding.draft_tokens, "speculative_model": draft}

@@ -135,5 +135,5 @@ def _speculation(decoding: Speculation) -> dict[str, object]:
     elif decoding.draft is None:
         how = {"method": "ngram", "prompt_lookup_max": _NGRAM}
     else:
-        how = {"method": "draft_model", "model": draft_repository(decoding.draft)}
+        how = {"method": "eagle3" if decoding.eagle3 else "draft_model", "model": draft_repository(decoding.draft)}
     return {**how, "num_speculative_tokens": decoding.draft_tokens}

@@ -20,9 +20,9 @@ from sim.serving.phases import phase_of
 from sim.simulate import evaluate
 from sim.workload import Workload
 
-FormsCompared = Literal["all", "usual"]
-"""Whether others are looked at than the one that an engine starts in."""
-_NOT_TRIED = "Not tried: EAGLE-3 and draft models, as no public runs tell what they hold; --set draft= prices them"
+FormsCompared = Literal["all", "eagle3", "usual"]
+"""Whether others are looked at than the one that an engine starts in, and EAGLE-3 heads of models that do not draft."""
+_NOT_TRIED = "Not tried: draft models, as no public runs tell what they hold; --set draft= prices them"
 Changes = Mapping[str, Any]
 """Fields of a question."""
 _SPARE_SHARE = 8
@@ -32,7 +32,7 @@ _NOTABLE = 1.01
 _OF_EXPERTS = {"redundant_experts", "expert_exchange", "two_batch_overlap"}
 """What means nothing where each GPU has a part of every expert."""
 _MOST_DRAFTS = 3
-"""Tokens of multi-token prediction whose acceptance was measured; see `sim.serving.acceptance`."""
+"""Tokens whose acceptance was measured; see `sim.serving.acceptance`."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,20 @@ class ServingForm:
         }
 
 
-def compares_forms(demand: Demand) -> bool:
-    """Whether a checkpoint drafts for itself, its engine computes prompts and answers, and no number is in flight."""
+def compares_forms(demand: Demand, forms: FormsCompared = "all") -> bool:
+    """Whether other forms are worth a look, its engine computes prompts and answers, and no number is in flight.
+
+    They are of checkpoints that draft for themselves and, where that is asked for, of those with a public EAGLE-3 head.
+    """
     workload = demand.workload
-    drafts = bool(workload.model.mtp_layers) and charged_rules(workload) is not None
-    return drafts and phase_of(workload).mixes and demand.concurrency is None
+    drafts = bool(workload.model.mtp_layers) or (forms == "eagle3" and has_head(workload))
+    charged = charged_rules(workload) is not None
+    return forms != "usual" and drafts and charged and phase_of(workload).mixes and demand.concurrency is None
+
+
+def has_head(workload: Workload) -> bool:
+    """Whether a public EAGLE-3 head drafts for a model that has no layers for it."""
+    return not workload.model.mtp_layers and workload.model.published.eagle3_repository is not None
 
 
 def compared_forms(
@@ -130,8 +139,9 @@ def compared_forms(
     for name, changes in _of_experts(question, usual.workload, found):
         found.append(tried(name, changes))
     before = ahead = _worth_its_options([each for each in found if each.in_use])
+    by = "EAGLE-3" if has_head(usual.workload) else "multi-token prediction"
     for drafts in range(1, _MOST_DRAFTS + 1) if question.draft_tokens is None else ():
-        tokens = f"{drafts} draft{'s' if drafts > 1 else ''} of multi-token prediction"
+        tokens = f"{drafts} draft{'s' if drafts > 1 else ''} of {by}"
         name = tokens if not before.changes else f"{before.name}, {tokens}"
         found.append(tried(name, {**before.changes, "draft_tokens": drafts}))
         if found[-1].tokens_per_s <= ahead.tokens_per_s:

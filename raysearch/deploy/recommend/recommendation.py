@@ -230,6 +230,8 @@ def _with_best_chunk(
     among = [larger for each in begin if (larger := largest_batch(chunks[first][0], each))]
     if pair and begin and ahead_by(pair, fleet_of(chunks[first][0], begin[0])) > FAR - 1:
         chunks = {first: chunks[first]}
+    if begin and not near and demand.over_few_batches == demand:
+        return chunks[first]  # each chunk was looked into already
     best: tuple[Evaluation, ...] = ()
     for each, own in [chunks[first], *(chunks[chunk] for chunk in chunks if chunk != first)]:
         found = best_first(each, 1, own, best or among)
@@ -261,10 +263,19 @@ def _replayed_option(demand: Demand, evaluation: Evaluation, load: LoadReplay | 
     return Option(evaluation, fleet_of(demand, evaluation, load.replicas), limit, words, load)
 
 
+_NEAR = 4
+"""Times a batch within which another space's best is looked for. [assumed]"""
+
+
 def _best_beside(demand: Demand, name: str, others: Sequence[Evaluation]) -> Evaluation | None:
-    """The exact best of a space over every batch; of the extended one over powers of two and the others' batches."""
+    """The exact best of a space over every batch; of the extended one over the others' batches and powers of two near.
+
+    These lie within `_NEAR` times of them.
+    """
     degrees = demand.workload.degrees
     if name == "extended":
-        powers = {1 << power for power in range(13)} & set(degrees.batch)
-        degrees = replace(degrees, batch=tuple(sorted(powers | {other.strategy.batch for other in others})))
+        theirs = {other.strategy.batch for other in others}
+        near = range(min(theirs) // _NEAR, _NEAR * max(theirs) + 1)
+        powers = {1 << power for power in range(13)} & set(degrees.batch) & set(near)
+        degrees = replace(degrees, batch=tuple(sorted(powers | theirs)))
     return next(iter(best_first(demand.under(space=name, degrees=degrees), 1, among=others)), None)

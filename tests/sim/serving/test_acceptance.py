@@ -61,3 +61,28 @@ def test_a_question_without_acceptance_has_the_measured_one_and_a_wider_interval
 def test_other_drafts_need_their_acceptance_from_the_user() -> None:
     with pytest.raises(CatalogError, match="acceptance is missing"):
         dataclasses.replace(ASKED, draft="ngram").load()
+
+
+def test_a_model_with_a_public_eagle_3_head_drafts_with_it_as_published_and_others_say_that_none_is_known() -> None:
+    asked = Question(model="qwen3_32b", isl=1000, osl=200, gpus=2, draft_tokens=2)
+    found = asked.load().speculation
+    assert found is not None
+    assert (found.drafter, found.spread) == ("eagle3", 0.11)
+    assert 1.74 < found.tokens_per_step < 2.20  # of a step with two drafts, as published
+    other = dataclasses.replace(asked, model="gpt_oss_120b").load().speculation
+    assert other is not None
+    assert other.spread > found.spread
+    stated = dataclasses.replace(asked, draft="eagle3", acceptance="0.5").load().speculation
+    assert stated is not None
+    assert (stated.spread, stated.tokens_per_step) == (0.0, 1.75)
+    with pytest.raises(CatalogError, match="no public EAGLE-3 head of llama_3_1_70b is known"):
+        dataclasses.replace(asked, model="llama_3_1_70b", draft="eagle3").load()
+
+
+def test_an_eagle_3_head_takes_less_time_than_the_model_that_it_drafts_for_and_more_than_nothing() -> None:
+    asked = Question(model="qwen3_32b", isl=1000, osl=200, gpus=2, draft_tokens=2, engine="vllm")
+    free = dataclasses.replace(asked, draft="ngram", acceptance="0.62")
+    strategy = Strategy(2, 1, 1, 16, megatron_dims(asked.load().model))
+    head, nothing = (evaluate(each.load(), strategy) for each in (asked, free))
+    assert nothing.tpot_s < head.tpot_s < 1.25 * nothing.tpot_s
+    assert 0.5e9 < head.memory_bytes.weights - nothing.memory_bytes.weights < 1e9  # a third of a layer's on each GPU

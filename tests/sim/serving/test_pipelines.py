@@ -1,11 +1,14 @@
 """What prompts cost a pipeline, against its stages played through one microbatch after the other."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import raysearch as rs
 from sim.arrays import Floats
+from sim.serving.phases import batching
 from sim.serving.pipelines import stall_factor
 
 
@@ -68,3 +71,24 @@ def test_more_stages_and_more_spread_never_lose_less() -> None:
     assert (np.diff(factor, axis=0) >= 0).all()
     assert (np.diff(factor, axis=1) >= 0).all()
     assert (factor <= stages).all()
+
+
+def test_each_further_stage_lengthens_an_engines_steps_and_none_of_a_bare_machine() -> None:
+    asked = rs.question(model="qwen3_32b", isl=1000, osl=200, engine="vllm", hardware="h100_sxm", gpus=8)
+    served = asked.load()
+    for phase, share in (("serve", 0.10), ("decode", 0.10), ("prefill", 0.07)):
+        pace = batching(replace(served, phase=phase), 16, 1).pace
+        assert [pace.through(stages).drag for stages in (1, 2, 4)] == pytest.approx([1, 1 + share, 1 + 3 * share])
+        assert batching(replace(served, phase=phase, engine=None), 16, 1).pace.through(4).drag == 1
+    alone = batching(replace(served, phase="decode"), 16, 1)
+    assert alone.through(2).tpot_s(0.01, 0.01) == pytest.approx(
+        1.1 * alone.times.decode_s(0.01) + 2 * alone.pace.engine_s(alone.times)
+    )
+
+
+def test_two_stages_serve_the_share_of_tp_that_was_measured() -> None:
+    """gpt-oss-120b on two H100 under vLLM: 0.70 of TP2 in a burst (GPUStack); a steady state of as many has no tail."""
+    asked = rs.question(model="gpt_oss_120b", isl=215, osl=196, engine="vllm", hardware="h100_sxm", gpus=2)
+    tp2, pp2 = (rs.evaluate(asked, batch=1000 // pp, tp=tp, pp=pp) for tp, pp in ((2, 1), (1, 2)))
+    share = pp2.evaluation.tokens_per_s_per_gpu / tp2.evaluation.tokens_per_s_per_gpu
+    assert share == pytest.approx(0.70, rel=0.05)

@@ -24,6 +24,7 @@ from raysearch.deploy.export.models import CHECKPOINT, repository
 from sim.config.catalog import load_model, read_versions
 from sim.config.question import Question
 from sim.engines.engine_registry import engine_rules
+from sim.layers.eagle3_head import eagle3_head
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.optimum.spaces import engine_space
 from sim.simulate import evaluate
@@ -113,23 +114,27 @@ def test_every_option_exists_and_degrees_multiply_to_the_gpus(target: str, workl
             assert not workload.model.is_moe or experts * strategy.pp == processes
 
 
-@pytest.mark.parametrize("draft", ["mtp", "qwen3_32b", None])
+@pytest.mark.parametrize("draft", ["mtp", "qwen3_32b", "eagle3", None])
 def test_drafts_and_copies_of_experts_are_told_in_each_engine_s_words(draft: str | None) -> None:
-    drafter = load_model(draft) if draft == "qwen3_32b" else "mtp" if draft else None
-    said = Speculation(3, (0.8, 0.6, 0.4), drafter)
+    head = eagle3_head(load_model("gpt_oss_120b"))
+    drafters = {"qwen3_32b": load_model("qwen3_32b"), "eagle3": head, "mtp": "mtp", None: None}
+    said = Speculation(3, (0.8, 0.6, 0.4), drafters[draft], eagle3=draft == "eagle3")
     workload = replace(served("deepseek_v3", gpus=32), speculation=said, redundant_experts=32)
     deployment = Deployment(workload, Strategy(1, 32, 1, 64, megatron_dims(workload.model)), "m")
     made = {target: exporter(target)(deployment) for target in ENGINES}
     vllm, sglang = (options_of(made[target].command_text) for target in ("vllm", "sglang"))
     config = json.loads(vllm["--speculative-config"])
     assert config["num_speculative_tokens"] == 3
-    assert config["method"] == {"mtp": "mtp", "qwen3_32b": "draft_model", None: "ngram"}[draft]
-    assert config.get("model") == ("Qwen/Qwen3-32B" if draft == "qwen3_32b" else None)
+    assert config["method"] == {"mtp": "mtp", "qwen3_32b": "draft_model", "eagle3": "eagle3", None: "ngram"}[draft]
+    weights = {"qwen3_32b": "Qwen/Qwen3-32B", "eagle3": "RedHatAI/gpt-oss-120b-speculator.eagle3"}.get(draft or "")
+    assert config.get("model") == sglang.get("--speculative-draft-model-path") == weights
+    algorithms = {"mtp": "EAGLE", "qwen3_32b": "STANDALONE", "eagle3": "EAGLE3", None: "NGRAM"}
+    assert sglang["--speculative-algorithm"] == algorithms[draft]
     assert json.loads(vllm["--eplb-config"]) == {"num_redundant_experts": 32}
     assert sglang["--speculative-num-draft-tokens"] == "4"  # with the token that the target model adds
     assert sglang["--ep-num-redundant-experts"] == "32"
     trtllm = yaml.safe_load(made["trtllm"].files["config.yaml"])
-    kinds = {"mtp": "MTP", "qwen3_32b": "Draft_Target", None: "NGram"}
+    kinds = {"mtp": "MTP", "qwen3_32b": "Draft_Target", "eagle3": "Eagle3", None: "NGram"}
     assert trtllm["speculative_config"]["decoding_type"] == kinds[draft]
     assert 3 in trtllm["speculative_config"].values()
     assert trtllm["moe_config"]["load_balancer"]["num_slots"] == 256 + 32

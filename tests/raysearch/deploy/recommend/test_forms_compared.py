@@ -55,7 +55,7 @@ def test_drafts_win_where_a_user_is_to_be_fast_and_say_how_sure_that_is(forms: l
     assert usual.share == 0
     table = forms_table(forms, 8)
     assert table.row_count == len(forms)
-    assert "EAGLE-3" in str(table.caption)
+    assert "draft models" in str(table.caption)
 
 
 def test_what_a_question_names_stays_and_forms_are_compared_for_checkpoints_that_draft_with_a_load_or_without() -> None:
@@ -67,6 +67,17 @@ def test_what_a_question_names_stays_and_forms_are_compared_for_checkpoints_that
     assert compares_forms(replace(asked(ASKED), requests_per_s=4.0))
     assert not compares_forms(replace(asked(ASKED), concurrency=64))
     assert not compares_forms(asked(replace(ASKED, model="qwen3_32b")))
+    assert not compares_forms(asked(ASKED), "usual")
+
+
+def test_a_public_eagle_3_head_is_tried_where_that_is_asked_for() -> None:
+    headed = replace(ASKED, model="qwen3_32b", gpus=2)
+    assert compares_forms(asked(headed), "eagle3")
+    found = compared_forms(headed, asked, lambda _: None)
+    drafts = [each for each in found if each.changes]
+    assert drafts[0] is found[0]
+    assert all("of EAGLE-3" in each.name and each.share == 0.11 for each in drafts)
+    assert not compares_forms(asked(replace(headed, model="llama_3_1_70b")), "eagle3")
 
 
 def test_a_form_of_experts_is_in_use_where_experts_are_whole_on_some_gpu(forms: list[ServingForm]) -> None:
