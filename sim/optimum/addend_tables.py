@@ -67,6 +67,8 @@ class AddendTables:
 
     def within(self, choices: Mapping[str, Sequence[int]]) -> AddendTables:
         """The same of some of the choices."""
+        if all(self.choices[name] == tuple(choices[name]) for name in self.costs):
+            return self
         found = copy(self)
         found.choices = {name: tuple(choices[name]) for name in self.costs}
         found.costs = {name: {each: row[each] for each in choices[name]} for name, row in self.costs.items()}

@@ -87,9 +87,9 @@ class LayerSide:
         self.usable = left(choices, or_more=True)
         self.allowed = left(self.usable, or_more=False)
         self.possible = all(self.usable.values())
-        self.tables = tuple(
-            tuple(AddendTables(sides(rank, rank), self.usable) for rank in row) if self.possible else ()
-            for row in ranks
+        rest = (tuple(AddendTables(sides(rank, rank), self.usable) for rank in row) for row in ranks[1:])
+        self.tables = (
+            (tuple(known.within(self.usable) for known in first), *rest) if self.possible else tuple(() for _ in ranks)
         )
 
     @cached_property
