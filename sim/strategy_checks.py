@@ -10,7 +10,7 @@ from sim.workload import Workload
 
 LARGEST = 10**9
 """[assumed] Beyond any batch; keeps products of degrees within the range of floats."""
-MOST_GPUS = 10**6
+MOST_STAGE_GPUS = 10**6
 """[assumed] Of a stage, and in any one degree: beyond any cluster. What ranks hold unevenly is counted rank by rank."""
 
 
@@ -29,12 +29,12 @@ def check_strategy(workload: Workload, strategy: Strategy) -> None:
     if strategy.dp is not None:
         degrees["dp"] = strategy.dp
     for name, value in (*degrees.items(), ("batch", strategy.batch)):
-        most = LARGEST if name == "batch" else MOST_GPUS
+        most = LARGEST if name == "batch" else MOST_STAGE_GPUS
         if type(value) is not int or not 1 <= value <= most:
             raise StrategyError(f"{name} must be an integer from 1 to {most:,}, got {value!r}")
-    if strategy.stage_gpus > MOST_GPUS:
+    if strategy.stage_gpus > MOST_STAGE_GPUS:
         raise StrategyError(
-            f"expected at most {MOST_GPUS:,} GPUs of a stage, got tp * dp * cp = {strategy.stage_gpus:,}"
+            f"expected at most {MOST_STAGE_GPUS:,} GPUs of a stage, got tp * dp * cp = {strategy.stage_gpus:,}"
         )
     dims = dims_of(workload)
     if len(strategy.dims) != len(dims):

@@ -250,6 +250,8 @@ def test_columns_are_the_strategies(toy_moe):
     ("strategy", "message"),
     [
         (Strategy(0, 1, 1, 1, (0,) * 12), "tp must be an integer from 1"),
+        (Strategy(10**7, 1, 1, 1, (0,) * 12), "tp must be an integer from 1 to 1,000,000"),
+        (Strategy(10**4, 1, 1, 1, (0,) * 12, dp=10**3), "expected at most 1,000,000 GPUs of a stage"),
         (Strategy(1, 1, 1, 1, (0,) * 11), "expected 12 dims"),
         (Strategy(1, 1, 1, 1, (0,) * 11 + (3,)), "the dim of combine must be 0"),
         (Strategy(1, 1, 1, 1, (0,) * 11 + (99,)), "the dim of combine must be 0"),

@@ -13,7 +13,7 @@ from sim.layers.heuristics import megatron_dims
 from sim.layouts import layout_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
-from sim.strategy_checks import LARGEST, MOST_GPUS, StrategyError, check_strategy
+from sim.strategy_checks import LARGEST, MOST_STAGE_GPUS, StrategyError, check_strategy
 from sim.workload import Workload
 
 DIMS = (2, 1, 1, 0, 2, 2, 2, 2, 1, 1, 0, 2)
@@ -72,7 +72,7 @@ def test_the_largest_degrees_are_priced_in_little_memory(
     moe: Workload, degrees: tuple[int, int, int], dim: int, space: str
 ) -> None:
     tp, ep, dp = degrees
-    strategy = Strategy(tp, ep, MOST_GPUS, LARGEST, (dim,) * 12, dp=dp)
+    strategy = Strategy(tp, ep, MOST_STAGE_GPUS, LARGEST, (dim,) * 12, dp=dp)
     check_strategy(moe, strategy)
     tracemalloc.start()
     try:
@@ -84,5 +84,5 @@ def test_the_largest_degrees_are_priced_in_little_memory(
 
 def test_a_stage_of_more_gpus_than_any_cluster_is_refused(moe: Workload) -> None:
     with pytest.raises(StrategyError, match=r"at most 1,000,000 GPUs of a stage, got tp \* dp \* cp = 2,000,000$"):
-        check_strategy(moe, Strategy(2, 1, 1, 1, (0,) * 12, dp=MOST_GPUS))
+        check_strategy(moe, Strategy(2, 1, 1, 1, (0,) * 12, dp=MOST_STAGE_GPUS))
     assert layout_of(Strategy(1, LARGEST, 1, 256, (), dp=LARGEST)) == f"DEP{LARGEST}"
