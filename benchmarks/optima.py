@@ -22,7 +22,7 @@ from sim.optimum.spaces import Space, heuristic_space, joint_space, paper_space
 from sim.prices.curves import Curves
 from sim.workload import Workload
 
-COLUMNS = (
+SPACES = (
     "workload",
     "Megatron-LM",
     "with sequence parallelism",
@@ -30,12 +30,8 @@ COLUMNS = (
     "over Megatron-LM",
     "`joint`",
     "over the better Megatron-LM",
-    "`joint`, any batch",
-    "gain",
-    "ffn2 on hidden",
-    "of `joint`",
-    "best of `joint`, any batch",
 )
+BEYOND = ("workload", "ffn2 on hidden", "of `joint`", "any batch", "over `joint`", "best of any batch")
 
 
 def priced_otherwise(workload: Workload, *, medians: bool, all_reduce: str | None) -> Workload:
@@ -64,8 +60,13 @@ def on_hidden(space: Space) -> Space:
     return replace(space, tp=several, choices={**space.choices, "ffn2": (1,)})
 
 
-def row(workload: Workload) -> str:
-    """One line of the table."""
+def ratio(of: float, to: float) -> str:
+    """Three digits of a quotient; "-" where one of both is nothing."""
+    return f"{of / to:.3f}" if of and to else "-"
+
+
+def rows(workload: Workload) -> tuple[str, str]:
+    """A line of each table."""
     joint = joint_space(workload)
     megatron = value(heuristic_space(workload, sequence_parallel=False))
     megatron_sp = value(heuristic_space(workload, sequence_parallel=True))
@@ -77,39 +78,33 @@ def row(workload: Workload) -> str:
         strategy = every.strategy
         dims = "".join(map(str, strategy.dims))
         what = f"tp {strategy.tp} ep {strategy.ep} pp {strategy.pp} batch {strategy.batch}, {dims}"
+    spaces = (megatron, megatron_sp, paper, ratio(paper, megatron), best, ratio(best, max(megatron, megatron_sp)))
+    beyond = (hidden, ratio(hidden, best), fine, ratio(fine, best), what)
+    return line(workload.name, *spaces), line(workload.name, *beyond)
 
-    def ratio(of: float, to: float) -> str:
-        return f"{of / to:.3f}" if of and to else "-"
 
-    cells = (
-        f"{megatron:.1f}",
-        f"{megatron_sp:.1f}",
-        f"{paper:.1f}",
-        ratio(paper, megatron),
-        f"{best:.1f}",
-        ratio(best, max(megatron, megatron_sp)),
-        f"{fine:.1f}",
-        ratio(fine, best),
-        f"{hidden:.1f}",
-        ratio(hidden, best),
-        what,
-    )
-    return f"| {workload.name} | {' | '.join(cells)} |"
+def line(*cells: str | float) -> str:
+    """Cells as a line of a table."""
+    return f"| {' | '.join(cell if isinstance(cell, str) else f'{cell:.1f}' for cell in cells)} |"
 
 
 def main() -> None:
-    """Prints one table."""
+    """Prints both tables."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--medians", action="store_true")
     options.add_argument("--all-reduce", choices=("nccl", "trtllm", "vllm", "sglang"))
     options.add_argument("workloads", nargs="*", help="instead of all")
     chosen = options.parse_args()
-    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    print(line(*SPACES), f"|{'---|' * len(SPACES)}", sep="\n")
+    second = [line(*BEYOND), f"|{'---|' * len(BEYOND)}"]
     for name in chosen.workloads or list_names("workloads"):
         workload = load_workload(name)
         if "ffn2" in layer_ops(workload.model).op_by_name and workload.phase == "decode":
             workload = dataclasses.replace(workload, space="joint")
-            print(row(priced_otherwise(workload, medians=chosen.medians, all_reduce=chosen.all_reduce)), flush=True)
+            first, beyond = rows(priced_otherwise(workload, medians=chosen.medians, all_reduce=chosen.all_reduce))
+            print(first, flush=True)
+            second.append(beyond)
+    print("", *second, sep="\n")
 
 
 if __name__ == "__main__":

@@ -187,6 +187,7 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(as
     commands: dict[str, list[str]] = {
         "evaluate": [*words, *stated],
         "optimum": words,
+        "complete": [*words, *degrees, "--dims", ",".join("?" * len(best.strategy.dims))],
         "recommend": [*words, "--set", "top=1"],
         "explain": [*words, *stated],
         "replay": [*words, *degrees, "--requests-per-s", "1", "--set", "requests=20", "--set", "seeds=1"],
@@ -202,6 +203,7 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(as
     found: dict[str, tuple[Any, float]] = {
         "evaluate": (said["evaluate"]["strategy"], said["evaluate"]["tokens_per_s_per_gpu"]),
         "optimum": (said["optimum"]["strategy"], said["optimum"]["tokens_per_s_per_gpu"]),
+        "complete": (said["complete"]["best"]["strategy"], said["complete"]["best"]["tokens_per_s_per_gpu"]),
         "recommend": (said["recommend"]["best"]["strategy"], said["recommend"]["best"]["tokens_per_s_per_gpu"]),
         "explain": (strategy_dict(best.strategy), said["explain"]["pictures"][0]["tokens_per_s_per_gpu"]),
         "replay": (said["replay"]["strategy"], said["replay"]["steady_state"]["tokens_per_s_per_gpu"]),
@@ -220,6 +222,7 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(as
         == best.tokens_per_s_per_gpu
     )
     assert best.tokens_per_s_per_gpu == said["optimum"]["tokens_per_s_per_gpu"] == said["search"]["optimum"]
+    assert best.tokens_per_s_per_gpu == found["complete"][1]
     assert rs.recommend(asked, top=1).to_rows()[0]["tokens_per_s_per_gpu"] == found["recommend"][1]
     assert said["export"]["strategy"] == said["optimum"]["strategy"]
     recommended = said["recommend"]["best"]  # the optimum under the chunk that it chose
@@ -233,7 +236,7 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(as
         assert {key: answer[key] for key in priced_dict(workload)} == priced_dict(workload), command
     if asked is not ASKED_EVERYWHERE["a version"]:
         return
-    for command in ("evaluate", "optimum", "recommend", "explain", "replay", "pools", "export"):
+    for command in ("evaluate", "optimum", "complete", "recommend", "explain", "replay", "pools", "export"):
         first = " ".join(text_of([command, *commands[command]], err=command == "export").split())
         assert priced_text(workload) in first[: len(priced_text(workload)) + 2], command
 

@@ -15,7 +15,7 @@ from raysearch.cli.commands.options import (
     MachineOption,
     MeasurementsArgument,
     at_home,
-    json_file_to_write,
+    file_to_write,
     print_json,
 )
 from raysearch.cli.commands.settings import Setting, takes_settings
@@ -89,7 +89,7 @@ def calibrate(
     from raysearch.base.progress import telling
     from raysearch.fidelity.calibration.coefficients import fit_directory, write_coefficients
 
-    json_file_to_write(out)
+    file_to_write(out)
     if first_tokens:
         record = _first_tokens(path, beside or [], hardware)
         written = write_coefficients(out, record, force=force)

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from raysearch.answers.strategy_text import second_strategy_of, strategy_of
-from raysearch.base.errors import InputError
 from raysearch.base.file_io import degrees_text, write_bytes
 from raysearch.base.priced_heading import priced_dict, priced_text
-from raysearch.cli.commands.options import JsonOption, at_home, print_json
+from raysearch.cli.commands.options import JsonOption, at_home, file_to_write, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.cli.commands.strategy_options import (
@@ -50,7 +49,7 @@ def explain_strategy(
     layout: LayoutOption = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="SVG file to write, instead of the terminal.", callback=at_home),
+        typer.Option("--out", "-o", help="File of the picture to write, .svg, not the terminal.", callback=at_home),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -65,6 +64,8 @@ def explain_strategy(
     """  # noqa: E501
     from raysearch.reports.explain.picture import picture_dict, pictures_of
 
+    if out is not None:
+        file_to_write(out, ".svg")
     workload = loaded(question)
     shown = [(dims, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout))]
     if against is not None:
@@ -78,7 +79,9 @@ def explain_strategy(
     on_degrees = " | ".join(dict.fromkeys(degrees_text(strategy) for _, strategy in shown))
     heading = f"{priced_text(workload)}\n{on_degrees}"
     if out is not None:
-        _write(out, heading, groups)
+        from raysearch.reports.explain.svg import draw_svg
+
+        write_bytes(out, draw_svg(heading, groups).encode())
     if as_json:
         pictures = [picture_dict(picture) for pictures in groups for picture in pictures]
         svg = str(out) if out else None
@@ -95,14 +98,3 @@ def explain_strategy(
 
 def _title(dims: str, strategy: Strategy) -> str:
     return f"dims {dims}" if dims[:1].isdigit() else f"{dims} ({','.join(map(str, strategy.dims))})"
-
-
-def _write(path: Path, heading: str, groups: list) -> None:
-    from raysearch.reports.explain.svg import draw_svg
-
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"cannot write --out {path}: name a file in a folder that exists")
-    try:
-        write_bytes(path, draw_svg(heading, groups).encode())
-    except OSError as error:
-        raise InputError(f"cannot write --out {path}: {error.strerror}") from None

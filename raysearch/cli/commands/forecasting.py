@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from raysearch.cli.commands.options import JsonOption, at_home, json_file_to_write, print_json
+from raysearch.cli.commands.options import JsonOption, at_home, file_to_write, print_json
 from raysearch.cli.commands.settings import Setting, takes_settings
 from sim.json_object import JsonObject
 
@@ -59,7 +59,7 @@ def forecast_deployments(
         found = forecast_score.score_of(sealed_forecast.read_forecast(path[0]), read_results(score))
         print_json(found) if as_json else _print_score(found)
         return
-    out = json_file_to_write(out)
+    out = file_to_write(out)
     measured = {entry_of(result.key) for file in known or () for result in read_results(Path(file))}
     with telling("forecasting") as tell:
         today = f"{datetime.now(UTC):%Y-%m-%d}"

@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from raysearch.answers.optimal import USUAL_REPLAYS, OptimumResult, SpacesResult
-from raysearch.cli.commands.options import JsonOption, at_home, exit_unless_feasible, print_json, show_result
+from raysearch.base.errors import InputError
+from raysearch.cli.commands.options import (
+    JsonOption,
+    at_home,
+    exit_unless_feasible,
+    file_to_write,
+    print_json,
+    show_result,
+)
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from sim.config.question import Question
@@ -43,7 +51,7 @@ def show_optimum(
         typer.Option(
             "--out",
             "-o",
-            help="File for the optimum and a certificate that nothing is better, which `verify` checks.",
+            help="File of the optimum and a certificate that nothing is better to write, .json; `verify` checks it.",
             callback=at_home,
         ),
     ] = None,
@@ -69,6 +77,10 @@ def show_optimum(
     """
     from raysearch.base.progress import stepping
 
+    if out is not None:
+        if compare_spaces:
+            raise InputError("--out is for the certificate of one space: leave it out, or --set compare_spaces")
+        file_to_write(out)
     workload = loaded(question)
     if compare_spaces:
         show_result(SpacesResult.of(workload, bars=stepping), as_json=as_json)

@@ -34,14 +34,14 @@ def at_home(path: Path | None) -> Path | None:
         raise typer.BadParameter(f"{path}: {error}") from error
 
 
-def json_file_to_write(out: Path | None) -> Path:
+def file_to_write(out: Path | None, ending: str = ".json") -> Path:
     """The file of `--out`, before what goes into it is computed. Raises: InputError."""
     from raysearch.processes.claim import check_folder  # which imports gymnasium
 
-    expected = "expected the name of the .json file to write"
+    expected = f"expected the name of the {ending} file to write"
     if out is None:
         raise InputError(f"--out is missing: {expected}")
-    if out.suffix != ".json":
+    if out.suffix != ending:
         raise InputError(f"--out: {expected}, got {str(out)!r}")
     if out.is_dir():
         raise InputError(f"--out: {expected}, got the folder {out}")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raysearch.base.errors import InputError
-from raysearch.cli.commands.options import JsonOption, MachineOption, MeasurementsArgument, print_json
+from raysearch.cli.commands.options import JsonOption, MachineOption, MeasurementsArgument, at_home, print_json
 from raysearch.cli.commands.settings import Setting, takes_settings
+from raysearch.processes.claim import check_folder
 from sim.json_object import JsonFields, JsonObject
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def validate(
     hardware: MachineOption = "h100_sxm",
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder for a PNG per family, predicted against measured."),
+        typer.Option("--out", "-o", help="Folder for a PNG per family, predicted against measured.", callback=at_home),
     ] = None,
     held_out: Annotated[bool, Setting("Predict each row by a fit to this folder that has not seen its shape.")] = False,
     as_json: JsonOption = False,
@@ -78,6 +79,7 @@ def validate(
 
     if not path.exists():
         raise InputError(f"no such file or folder: {path}")
+    check_folder(out)
     loaded = load_calibrated(hardware, calibration)
     machine = load_machine(hardware, loaded) if calibration else measured_machine(hardware)
     result: dict[str, JsonObject] = {}

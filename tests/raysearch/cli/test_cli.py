@@ -246,6 +246,15 @@ def described(*options: str) -> tuple[str, ...]:
             ("forecast", "any.yaml", "--out", "x.txt"),
             "--out: expected the name of the .json file to write, got 'x.txt'",
         ),
+        (
+            ("optimum", "-w", "gpt_moe_1_2t_16k", "--out", "best"),
+            "--out: expected the name of the .json file to write, got 'best'",
+        ),
+        (
+            ("optimum", "-w", "gpt_moe_1_2t_16k", "--set", "compare_spaces", "--out", "best.json"),
+            "--out is for the certificate of one space",
+        ),
+        (("validate", "full", "--out", "bad.toml"), "cannot put results into bad.toml"),
         (("forecast", "any.yaml", "--out", "bad.toml/x.json"), "cannot put results into bad.toml"),
         (("nothing",), "nothing"),
     ],

@@ -70,8 +70,9 @@ def test_explain_writes_a_picture_and_tells_programs_the_same(raysearch: Command
             "against takes degrees such as tp=8, of tp, ep",
         ),
         (("--dims", "megatron", "--set", "against=megatron tp=four"), "got tp='four'"),
-        (("--dims", "megatron", "--out", "/no/such/folder/x.svg"), "cannot write --out /no/such/folder/x.svg"),
-        (("--dims", "megatron", "--out", "/dev/null"), "cannot write --out /dev/null"),
+        (("--dims", "megatron", "--out", "/proc/x/y.svg"), "cannot put results into /proc/x"),
+        (("--dims", "megatron", "--out", "layer.png"), "--out: expected the name of the .svg file to write"),
+        (("--dims", "megatron", "--out", "/dev/null"), "--out: expected the name of the .svg file to write"),
         (("--dims", "1,2"), "12"),
     ],
 )

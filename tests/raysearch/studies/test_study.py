@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import raysearch as rs
 from envs.rows import read_rows
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.study import run as study_command
@@ -21,7 +22,10 @@ from raysearch.runs.run import SearchRun
 from raysearch.studies.results import study_frame
 from raysearch.studies.study_file import load_study, run_dir
 from raysearch.studies.study_file import write_study as write_record
+from sim.config.catalog import load_workload
 from sim.config.files import CatalogError, list_names
+from sim.simulate import evaluate
+from sim.strategy import Strategy
 from tests.conftest import run_here
 from tests.processes import LONGEST_S
 
@@ -255,6 +259,22 @@ def test_tune_logs_the_same_metrics_for_every_searcher(finished: tuple[Path, str
         tags.add(frozenset(tag for tag in logged.Tags()["scalars"] if not tag.startswith("ray/tune/searcher/")))
     assert len(tags) == 1  # all else that TensorBoard shows is the same for every searcher, too
     assert not list(tune.glob("*/checkpoint_*"))
+
+
+@pytest.mark.slow
+def test_every_row_of_a_study_has_the_figure_that_evaluate_has_of_its_strategy(
+    finished: tuple[Path, str], tiny_workload: Path
+) -> None:
+    workload = load_workload(str(tiny_workload))
+    best = rs.optimum(rs.question(workload=str(tiny_workload))).tokens_per_s_per_gpu
+    for run in json.loads(finished[1])["runs"]:
+        assert run["optimum"] == best
+        rows = read_rows(finished[0] / "out" / "runs" / run["run_id"]).to_dict("records")
+        for row in rows[:20]:
+            dims = tuple(int(each) for each in row["dims"].split(","))
+            found = evaluate(workload, Strategy(row["tp"], row["ep"], row["pp"], row["batch"], dims))
+            assert row["tokens_per_s_per_gpu"] == found.tokens_per_s_per_gpu
+            assert row["feasible"] == found.feasible
 
 
 @pytest.mark.slow
