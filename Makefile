@@ -34,7 +34,7 @@ test-cluster: setup-dev
 	$(BIN)/pytest -m cluster
 
 fuzz: setup-dev
-	RAYSEARCH_FUZZ=$(or $(N),2000) $(BIN)/pytest --timeout 36000 tests/raysearch/test_fuzz.py tests/raysearch/test_readers.py tests/raysearch/test_forged_states.py tests/raysearch/test_trust.py tests/raysearch/deploy/export/test_render.py tests/raysearch/deploy/replay/test_trace_files.py tests/raysearch/fidelity/calibration/test_public_database.py tests/raysearch/fidelity/calibration/test_tuned_tables.py tests/raysearch/fidelity/forecasts/test_forecasts.py tests/raysearch/searchers/test_prior.py tests/raysearch/pretraining tests/raysearch/deploy/live/test_deployed_benchmark.py tests/sim/config/test_hostile_configurations.py
+	RAYSEARCH_FUZZ=$(or $(N),2000) $(BIN)/pytest --timeout 36000 tests/raysearch/test_fuzz.py tests/raysearch/test_readers.py tests/raysearch/test_forged_states.py tests/raysearch/test_trust.py tests/raysearch/deploy/export/test_render.py tests/raysearch/deploy/replay/test_trace_files.py tests/raysearch/fidelity/calibration/test_public_database.py tests/raysearch/fidelity/calibration/test_tuned_tables.py tests/raysearch/fidelity/forecasts/test_forecasts.py tests/raysearch/searchers/test_prior.py tests/raysearch/pretraining tests/raysearch/deploy/live/test_deployed_benchmark.py tests/sim/config/test_hostile_configurations.py tests/sim/optimum/test_exactness.py tests/sim/prices tests/sim/sharding
 	RAYSEARCH_FUZZ=1 $(BIN)/pytest -m slow tests/raysearch/processes/test_supervision.py tests/raysearch/processes/test_chaos.py -k 'any_moment or chaos'
 
 docs: setup-dev pages

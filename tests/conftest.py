@@ -13,12 +13,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 # Before NumPy is imported: its threads wait for each other in loops, which doubles the CPU where the cores are busy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
 import typer.main
 import typer.testing
@@ -26,6 +27,9 @@ import typer.testing
 from raysearch.base.errors import STOPS
 from raysearch.cli import app
 from tests.processes import LONGEST_S
+
+hypothesis.settings.register_profile("drawn", max_examples=int(os.environ.get("RAYSEARCH_FUZZ", "0")) or 40)
+hypothesis.settings.load_profile("drawn")  # of what states no number of examples itself
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -62,6 +66,29 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+
+
+@contextmanager
+def bests_alone() -> Iterator[None]:
+    """Recommendations without what stands beside the best, half of the time: other spaces, gains, fronts."""
+    with pytest.MonkeyPatch.context() as patch:
+        for beside in ("_best_beside", "variations", "front"):
+            patch.setattr(f"raysearch.deploy.recommend.recommendation.{beside}", lambda *_: ())
+        yield
+
+
+@pytest.fixture
+def best_alone() -> Iterator[None]:
+    """Of one test: see `bests_alone`."""
+    with bests_alone():
+        yield
+
+
+@pytest.fixture(scope="module")
+def every_best_alone() -> Iterator[None]:
+    """Of all tests of a module: see `bests_alone`."""
+    with bests_alone():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ DRAWN = {
 }
 
 
+@pytest.mark.usefixtures("best_alone")
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
 def test_examples_print_what_they_say(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # for what they write
@@ -54,6 +55,7 @@ QWEN3_8B = {
 }
 
 
+@pytest.mark.usefixtures("best_alone")  # what the pages leave out takes most of the time
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorials/engineer.md"])
 def test_the_recommendation_that_a_page_shows_and_its_export_are_what_is_printed(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -64,8 +66,6 @@ def test_the_recommendation_that_a_page_shows_and_its_export_are_what_is_printed
     (tmp_path / "my_model/config.json").write_text(json.dumps(QWEN3_8B))
     (command,) = re.findall(r"raysearch (recommend .* --out \S+)", text)
     (export,) = re.findall(r"raysearch (export \S+ --to vllm)\b", text)
-    for below in ("_best_beside", "variations", "front"):  # what the pages leave out, and takes most of the time
-        monkeypatch.setattr(f"raysearch.deploy.recommend.recommendation.{below}", lambda *_: ())
     begins = r"(?:\S+ on \S+ under|(?:\$ [^\n]*\n)?(?:vllm serve|# The prefill pool))"
     answer, start = re.findall(rf"```\n({begins}.*?)```", text, re.DOTALL)
     printed = CliRunner().invoke(app, [*command.split(), "--set", "top=1"], catch_exceptions=False).stdout

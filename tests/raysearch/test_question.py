@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 import raysearch as rs
 from envs.rows import read_rows
-from raysearch.answers.evaluated import EvaluationResult
 from raysearch.base.file_io import as_strategy, strategy_dict
 from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.cli.app import app
 from raysearch.cli.commands.settings import settings_of
+from sim.batched import evaluate_many
 from sim.config.files import CatalogError
 from sim.config.question import QUESTION_FIELDS, Question, option_of
 from sim.simulate import evaluate
@@ -174,6 +174,7 @@ def text_of(words: list[str], *, err: bool = False) -> str:
     return shown.stderr if err else shown.stdout
 
 
+@pytest.mark.usefixtures("best_alone")
 @pytest.mark.parametrize("asked", ASKED_EVERYWHERE.values(), ids=list(ASKED_EVERYWHERE))
 def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(asked: Question, tmp_path: Path) -> None:
     """Whatever a command says of a strategy is what `evaluate` says of it, and its first line says of what it is."""
@@ -277,19 +278,13 @@ def test_an_export_keeps_to_the_limits_that_evaluate_has() -> None:
 def test_without_a_batch_a_strategy_has_its_best_one_in_every_command_and_in_python() -> None:
     asked = replace(ASKED_EVERYWHERE["usual"], gpus=2)
     workload, one = asked.load(), rs.evaluate(asked, tp=2, batch=1).strategy
-    every = [
-        EvaluationResult(asked, workload, evaluate(workload, replace(one, batch=batch))) for batch in range(1, 400)
-    ]
-    best = max(every, key=speed_within_limits)
+    every = evaluate_many(workload, [replace(one, batch=batch) for batch in range(1, 400)])
+    best = every.strategies[int((every.tokens_per_s_per_gpu * every.feasible).argmax())]
     chosen = {rs.evaluate(asked, tp=2).strategy, as_strategy(told("evaluate", *words_of(asked), "--tp", 2)["strategy"])}
     chosen.add(as_strategy(told("export", *words_of(asked), "--tp", 2)["strategy"]))
-    assert chosen == {best.strategy}
-    assert f"batch {best.strategy.batch} " in told("explain", *words_of(asked), "--tp", 2)["heading"] + " "
+    assert chosen == {best}
+    assert f"batch {best.batch} " in told("explain", *words_of(asked), "--tp", 2)["heading"] + " "
     assert not rs.evaluate(replace(asked, tpot_ms=0.1), tp=2).feasible  # which says what even the smallest breaks
-
-
-def speed_within_limits(answer: EvaluationResult) -> float:
-    return answer.tokens_per_s_per_gpu if answer.feasible else 0.0
 
 
 def test_a_fleet_asks_the_question_of_a_model_of_its(tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ def test_choices_make_no_difference_on_one_gpu(name: str, batch: int) -> None:
 # --- what a search may never exploit --------------------------------------------------------------------
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None)
 @given(REALISTIC, st.integers(1, 5000))
 def test_more_sequences_never_speed_a_step_up(case: tuple[Workload, Strategy], more: int) -> None:
     workload, strategy = case
@@ -354,7 +354,7 @@ def by_medians(workload: Workload) -> Workload:
     return dataclasses.replace(workload, hardware=dataclasses.replace(workload.hardware, curves=None))
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None)
 @given(REALISTIC, st.sampled_from(["arithmetic", "hbm", "nvlink", "network"]), st.sampled_from([1.0, 1.3, 10.0, 1e4]))
 def test_faster_hardware_never_slows_a_step(case: tuple[Workload, Strategy], knob: str, factor: float) -> None:
     workload, strategy = case
@@ -370,7 +370,7 @@ def test_every_kind_of_speed_matters_somewhere(moe: Workload, knob: str) -> None
     assert evaluate(upgraded, strategy).tpot_s < evaluate(workload, strategy).tpot_s
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None)
 @given(REALISTIC)
 def test_no_strategy_beats_the_speed_of_light(case: tuple[Workload, Strategy]) -> None:
     workload, strategy = case
@@ -385,7 +385,7 @@ def test_no_strategy_beats_the_speed_of_light(case: tuple[Workload, Strategy]) -
     assert evaluate(workload, strategy).tokens_per_s_per_gpu <= limit
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None)
 @given(st.one_of(REALISTIC, EXTREME))
 def test_any_strategy_gets_finite_positive_figures_and_never_an_exception(case: tuple[Workload, Strategy]) -> None:
     workload, strategy = case

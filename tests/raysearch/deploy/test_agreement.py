@@ -12,6 +12,7 @@ from raysearch.answers.recommended import RecommendationResult
 from sim.pools.best_pools import OnePool
 from sim.pools.matching import Matched
 
+pytestmark = pytest.mark.usefixtures("every_best_alone")
 ASKED = rs.question(
     model="llama_3_1_8b", isl=2000, osl=100, tpot_ms=15, ttft_ms=300, engine="vllm", gpus=4, batches="powers_of_two"
 )

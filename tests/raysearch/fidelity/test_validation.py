@@ -545,7 +545,7 @@ def test_an_unknown_series_is_read_as_the_one_that_shares_most_with_it() -> None
     assert nearest_series("a2a/x", []) is None
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None)
 @given(
     st.sampled_from(["llama_3_1_8b", "qwen3_32b", "gpt_oss_120b", "deepseek_v3", "mixtral_8x7b"]),
     st.sampled_from(["trtllm", "vllm", "sglang"]),

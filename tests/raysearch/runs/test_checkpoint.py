@@ -49,7 +49,7 @@ def same(left: Any, right: Any) -> bool:
     return left == right
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.dictionaries(st.text(alphabet="$ab", max_size=3), TREES, max_size=4))
 def test_what_is_packed_comes_back_as_it_was(state: dict[str, Any]) -> None:
     assert same(unpack(pack(state)), state)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sim.batched import evaluate_many
+from sim.config.catalog import load_model
 from sim.config.files import list_names
 from sim.engines.engine_registry import in_space
 from sim.layers.dims import dims_of, spread_choices
@@ -238,8 +239,15 @@ def test_every_shipped_model_is_searched(name: str) -> None:
     assert {op.group for op in found.ops} == {group.name for group in workload.model.groups}
 
 
-@pytest.mark.parametrize("groups", ["shared", "own"])
-@pytest.mark.parametrize("name", list_names("models"))
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        (name, groups)
+        for name in list_names("models")
+        for groups in ("shared", "own")
+        if groups == "shared" or len(load_model(name).groups) > 1
+    ],
+)
 def test_every_shipped_model_is_searched_in_the_extended_space_too(name: str, groups: GroupChoices) -> None:
     said = question_about(name, phase="serve", isl=1024, osl=256, gpus=64)
     workload = dataclasses.replace(said.load(), space="extended", groups=groups)

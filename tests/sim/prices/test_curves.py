@@ -97,7 +97,7 @@ def grows(time: Callable[..., float], sizes: dict[str, float], factor: float, *,
         assert time(**{**sizes, name: sizes[name] * (1 + 1e-9)}) <= base * (1 + 1e-6), name
 
 
-@settings(derandomize=True, deadline=None, max_examples=120)
+@settings(derandomize=True, deadline=None)
 @given(ENGINES, MULTIPLIED, SIZES, WIDTHS, WIDTHS, FACTORS)
 def test_gemms(engine: str, dtype: Dtype, rows: float, inner: float, columns: float, factor: float) -> None:
     def time(**sizes: float) -> float:
@@ -112,7 +112,7 @@ def test_gemms(engine: str, dtype: Dtype, rows: float, inner: float, columns: fl
     assert time(**sizes) > 2e-6
 
 
-@settings(derandomize=True, deadline=None, max_examples=120)
+@settings(derandomize=True, deadline=None)
 @given(
     ENGINES,
     KV_DTYPES,
@@ -152,7 +152,7 @@ def test_decode_attention(
     assert time(**sizes) > 2e-6
 
 
-@settings(derandomize=True, deadline=None, max_examples=120)
+@settings(derandomize=True, deadline=None)
 @given(ENGINES, DTYPES, st.booleans(), SIZES, st.sampled_from([1, 4, 16, 512]), WIDTHS, WIDTHS, FACTORS)
 def test_the_pieces_of_a_moe_layer(
     engine: str, dtype: Dtype, gated: bool, rows: float, local: float, inner: float, columns: float, factor: float
@@ -188,7 +188,7 @@ DEGREES = st.sampled_from([2, 3, 4, 6, 8, 16, 32, 64, 128])
 MESSAGES = st.one_of(st.just(0.0), log_floats(1, 1e12))
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None)
 @given(ENGINES, st.sampled_from(KINDS), DEGREES, MESSAGES, FACTORS)
 def test_collectives(engine: str, kind: str, degree: int, message: float, factor: float) -> None:
     hardware, group = BY_ENGINE[engine], tp_group(degree, 8)
@@ -218,7 +218,7 @@ def test_leaving_the_node_is_marked_without_curves_too() -> None:
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=120)
+@settings(derandomize=True, deadline=None)
 @given(
     st.sampled_from(["dispatch", "combine"]),
     log_floats(0.01, 1e6),
@@ -280,7 +280,7 @@ TERMS: list[tuple[Callable[..., float], dict[str, float]]] = [
 ]
 
 
-@settings(derandomize=True, deadline=None, max_examples=120)
+@settings(derandomize=True, deadline=None)
 @given(st.sampled_from(TERMS), st.lists(log_floats(1e-2, 1e3), min_size=5, max_size=5), FACTORS)
 def test_kernels_that_only_serving_uses(case: Any, scales: list[float], factor: float) -> None:
     time, sizes = case
@@ -319,7 +319,7 @@ def test_the_pieces_of_a_moe_layer_add_up_to_the_measured_whole(
     assert whole_us * 1e-6 * (1 - 1e-12) <= summed_s <= whole_us * 1e-6 * 1.005
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None)
 @given(ENGINES, KV_DTYPES, st.lists(log_floats(1e-2, 1e2), min_size=5, max_size=5), FACTORS)
 def test_attention_of_prompts_and_over_latents(engine: str, kv: str, scales: list[float], factor: float) -> None:
     def prefill(**sizes: float) -> float:

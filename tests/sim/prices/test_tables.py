@@ -49,7 +49,7 @@ def test_made_monotone_does_not_fall_and_leaves_what_does_not(values: Sequence[f
     assert made_monotone(found.ravel(), (2, 2, 3), axes) == pytest.approx(found.ravel())
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None)
 @given(
     st.sampled_from(TABLES),
     st.lists(st.floats(-0.5, 1.5), min_size=4, max_size=4),

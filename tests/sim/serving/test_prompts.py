@@ -56,7 +56,7 @@ def test_prompts_and_answers_are_equally_many(case: tuple[int, int, int, int | N
     assert own * (1 - 1e-12) <= state.mixed.prompts <= own * min(dp, batch) * (1 + 1e-12)
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None)
 @given(steady, st.integers(1, 900), st.integers(1, 300))
 def test_a_larger_batch_never_has_less_of_what_bounds_a_search(
     case: tuple[int, int, int, int | None], batch: int, more: int

@@ -44,7 +44,7 @@ def cluster(
     )
 
 
-def attained(of: Cluster, placement: ModelPlacement, requests: int = 4000, seeds: int = 2) -> float:
+def attained(of: Cluster, placement: ModelPlacement, requests: int = 2000, seeds: int = 2) -> float:
     return float(
         np.mean([tried(of, placement, run).attained for run in SampledTraffic(requests, tuple(range(seeds))).draw(of)])
     )
@@ -105,7 +105,7 @@ def test_the_search_finds_the_best_of_all_placements(
     models: int, gpus: int, rate: float, cv: float, ttft_s: float, fixed: float
 ) -> None:
     of = cluster(models, gpus, rate, cv, ttft_s, cost=1.1, fixed=fixed)
-    traffic = SampledTraffic(200, (0, 1)).draw(of)
+    traffic = SampledTraffic(120, (0, 1)).draw(of)
     (every,) = best_placements(of, traffic, (), (shared(of),), most_tried=10**6)
     (found,) = best_placements(of, traffic, (), (shared(of),), most_tried=0)
     assert (every.exact, found.exact) == (True, False)
@@ -118,7 +118,7 @@ def test_the_search_finds_the_best_of_all_placements(
 
 def test_wider_kinds_of_placements_are_never_worse_on_what_the_search_saw() -> None:
     of = cluster(3, 4, 0.5, 3.0, 3.0, fixed=0.45)
-    traffic = SampledTraffic(150, (0,)).draw(of)
+    traffic = SampledTraffic(80, (0,)).draw(of)
     kinds = (dedicated(of), replicated(of), shared(of))
     own, copied, best = best_placements(of, traffic, (), kinds)
     assert all(len(placed.models) <= 1 for placed in own.placement)
@@ -155,13 +155,13 @@ def test_the_search_that_gives_up_ranks_as_one_that_does_not(monkeypatch: pytest
 
 def test_nine_of_ten_intervals_hold_what_a_long_run_attains() -> None:
     of = cluster(2, 2, rate=0.4, cv=2.0, ttft_s=3.0)
-    truth = attained(of, SHARED, requests=20_000, seeds=1)
+    truth = attained(of, SHARED, requests=10_000, seeds=1)
     held = 0
-    for repeat in range(60):
+    for repeat in range(40):
         runs = SampledTraffic(100, tuple(range(10 + 5 * repeat, 15 + 5 * repeat))).draw(of)
         estimate = over_seeds([tried(of, SHARED, run).attained for run in runs], 0.0, 1.0)
         held += (estimate.low or 0.0) <= truth <= (estimate.high or 0.0)
-    assert 48 <= held < 60  # 54 within 2.6 standard deviations of 60 tries
+    assert 31 <= held < 40  # 36 within 2.6 standard deviations of 40 tries
 
 
 SMALL = """

@@ -28,7 +28,7 @@ def ask(*words: str, code: int = 0) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("pools")
-    asked = ("--gpus", "16", "--isl", "8000", "--set", "sweep=ttft-ms=20,700,2000", "--out", str(folder))
+    asked = ("--gpus", "16", "--isl", "8000", "--set", "sweep=ttft-ms=20,700,2000", "--out", str(folder), *FEW)
     return folder, ask(*ASKED, *asked)
 
 
@@ -68,7 +68,7 @@ def test_in_turns_a_pool_gains_where_nobody_waits_for_a_token() -> None:
 def test_one_pool_wins_at_low_load() -> None:
     # Published: DistServe, section 2: few GPUs or requests cannot fill two pools.
     low, high = ask(
-        *(*ASKED, "--gpus", "16", "--isl", "8000", "--ttft-ms", "2000", "--set", "requests=60"),
+        *(*ASKED, "--gpus", "16", "--isl", "8000", "--ttft-ms", "2000", "--set", "requests=40"),
         *("--set", "sweep=requests-per-s=0.2,4", *FEW),
     )["points"]
     assert low["winner"] == "one"

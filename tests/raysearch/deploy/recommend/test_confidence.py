@@ -17,6 +17,7 @@ from sim.optimum.spaces import space_of
 from sim.simulate import evaluate
 from tests.questions import question_about
 
+pytestmark = pytest.mark.usefixtures("every_best_alone")
 SAID = {"isl": 1000, "osl": 200, "tpot_ms": 12.0, "ttft_ms": 150.0, "phase": "serve", "engine": "vllm"}
 
 

@@ -9,7 +9,6 @@ import pytest
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, fleet_of
 from raysearch.deploy.recommend.forms_compared import ServingForm, compared_forms, compares_forms, forms_table
-from raysearch.deploy.recommend.recommendation import best_alone
 from sim.config.question import Question
 from tests.questions import question_about
 
@@ -30,7 +29,8 @@ def forms() -> list[ServingForm]:
 
 def test_each_form_has_what_its_own_question_is_answered_with(forms: list[ServingForm]) -> None:
     assert len(forms) == 6  # as it starts, spare experts, drafts: one group of requests has nobody to send tokens to
-    chunk = best_alone(asked(ASKED)).demand.workload.chunk_tokens
+    usual = next(each for each in forms if not each.changes)
+    chunk = usual.answer.demand.workload.chunk_tokens
     for each in forms[:2]:
         demand = asked(replace(ASKED, **each.changes)).under(chunk_tokens=chunk)
         (own,) = best_first(demand, 1)

@@ -16,6 +16,7 @@ from raysearch.deploy.recommend.load_replay import load_setup
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet
 from raysearch.deploy.replay.replay_report import holds
 
+pytestmark = pytest.mark.usefixtures("every_best_alone")
 ASKED = rs.question(model="llama_3_1_8b", isl=1000, osl=200, tpot_ms=10, ttft_ms=150, gpus=8, batches="powers_of_two")
 LOAD = 30.0
 FEW = 300
@@ -84,12 +85,13 @@ def test_too_few_gpus_for_the_load_are_not_feasible() -> None:
 
 
 def test_a_billion_gpus_are_not_replayed_one_by_one() -> None:
-    few = rs.recommend(replace(ASKED, gpus=10**9), requests_per_s=LOAD, top=1, requests=50)
+    fifty = ONE_KIND | {"requests": 50}
+    few = rs.recommend(replace(ASKED, gpus=10**9), requests_per_s=LOAD, **fifty)
     load = few.answer.options[0].load
     assert load is not None
     assert load.replicas <= 100
     with pytest.raises(InputError, match=r"takes .* replicas or more, and a replay of 50 requests is of at most 100"):
-        rs.recommend(replace(ASKED, gpus=10**9), requests_per_s=1e6, top=1, requests=50)
+        rs.recommend(replace(ASKED, gpus=10**9), requests_per_s=1e6, **fifty)
     with pytest.raises(InputError, match=r"at most 50,000 \(replicas \* dp \* pp\), got 999,999,999"):
         rs.replay(ASKED, tp=1, batch=8, dp=999_999_999, requests_per_s=1.0)
 

@@ -192,6 +192,7 @@ def test_a_recommendation_is_exported_as_it_stands(told: dict[str, Any], folder:
     assert json.loads(second.stdout)["strategy"] == told["alternatives"][0]["strategy"]
 
 
+@pytest.mark.usefixtures("best_alone")
 @pytest.mark.parametrize("load", [("--requests-per-s", "6"), ("--concurrency", "40")])
 def test_a_load_takes_the_fewest_gpus(told: dict[str, Any], load: tuple[str, str]) -> None:
     sized = ask(*load, "--ttft-ms", "500", *FEW)
@@ -204,9 +205,15 @@ def test_a_load_takes_the_fewest_gpus(told: dict[str, Any], load: tuple[str, str
         assert least <= option["replicas"]
     if load[0] == "--requests-per-s":  # no strategy does more per GPU than the exact best
         each = told["best"]["tokens_per_s_per_gpu"] / 200
-        assert sized["best"]["gpus"] >= math.ceil(6 / each)
+        best = sized["best"]
+        assert best["gpus"] >= math.ceil(6 / each)
+        low, high = best["intervals"]["tokens_per_s_per_gpu"]  # what surely carries it
+        assert low < best["tokens_per_s_per_gpu"] < high
+        assert best["gpus_at_low_end"] * low >= 6 * 200 > (best["gpus_at_low_end"] - best["gpus_per_replica"]) * low
+    assert "gpus_at_low_end" not in told["best"]
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_requests_at_once_take_as_few_gpus_as_any_batch_allows() -> None:
     said = {"isl": 1, "osl": 1, "tpot_ms": 10.0, "phase": "serve", "engine": "vllm"}
     formats = {"weights": "fp8", "kv_cache": "fp8"}
@@ -220,14 +227,6 @@ def test_requests_at_once_take_as_few_gpus_as_any_batch_allows() -> None:
     brute = [evaluate(workload, replace(fewest[0].strategy, batch=batch)) for batch in range(100, 200)]
     assert any(each.feasible and each.running >= 130 for each in brute)
     assert binding_limit(demand.unloaded, fastest).startswith("TPOT: batch ")  # that of a faster one further on
-
-
-def test_a_rate_says_how_many_gpus_carry_it_at_the_low_end_of_the_interval(told: dict[str, Any]) -> None:
-    best = ask("--requests-per-s", "6", "--set", "top=1", *FEW)["best"]
-    low, high = best["intervals"]["tokens_per_s_per_gpu"]
-    assert low < best["tokens_per_s_per_gpu"] < high
-    assert best["gpus_at_low_end"] * low >= 6 * 200 > (best["gpus_at_low_end"] - best["gpus_per_replica"]) * low
-    assert "gpus_at_low_end" not in told["best"]
 
 
 @pytest.mark.parametrize(("engine", "counts_all"), [("vllm", True), ("sglang", False)])
@@ -246,6 +245,7 @@ def test_every_second_of_a_request_shows_in_one_figure_by_little_s_law(engine: s
     assert (best.ttft_s + 199 * best.tpot_s == whole) == counts_all
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_prompts_wait_for_each_other_where_the_engine_can(raysearch: Callable[..., Any], tmp_path: Path) -> None:
     said = ("--set", "prompt_wait_steps=30", "--set", "top=1", *COARSE)
     told = ask("--engine", "sglang", "--out", str(tmp_path), *said)
@@ -276,6 +276,7 @@ def test_figures_that_mean_nothing_are_refused(raysearch: Callable[..., Any], wr
     assert refused.stderr.startswith(f"error: {named}: expected a number")
 
 
+@pytest.mark.usefixtures("best_alone")
 @pytest.mark.parametrize("load", [("--requests-per-s", "100000"), ("--concurrency", "90000")])
 def test_a_load_that_the_gpus_cannot_carry_says_how_many_could(load: tuple[str, str]) -> None:
     miss = llama(1, *load, "--tpot-ms", "8", code=3)["nearest_miss"]
@@ -286,6 +287,7 @@ def test_a_load_that_the_gpus_cannot_carry_says_how_many_could(load: tuple[str, 
     assert not miss["violations"]
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_a_load_of_prompts_is_counted_in_prompts() -> None:
     told = llama(16, "--phase", "prefill", "--ttft-ms", "300", "--requests-per-s", "100", "--set", "price=2", *COARSE)
     best = told["best"]
@@ -323,6 +325,7 @@ def test_under_a_load_gains_are_fewer_gpus_and_a_batch_may_be_bound_by_nothing()
     assert told["best"]["binding_limit"].endswith("but the load takes as many GPUs with it")
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_more_memory_is_what_the_engine_s_share_of_it_needs_and_only_said_to_suffice_if_it_does(tmp_path: Path) -> None:
     said = ("--weights", "bf16", "--kv-cache", "bf16", "--osl", "64")
     miss = llama(1, *said, "--tpot-ms", "60", model="llama_3_1_70b", code=3)["nearest_miss"]
@@ -348,6 +351,7 @@ def test_more_memory_is_what_the_engine_s_share_of_it_needs_and_only_said_to_suf
     assert [text for text in miss["would_fit"] if " and " in text]
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_figures_on_both_sides_of_a_limit_look_different() -> None:
     miss = llama(4, "--tpot-ms", "0.01", "--set", "only=aggregated", code=3)["nearest_miss"]
     assert "the SLO is 0.01 ms" in miss["violations"][0]["message"]
@@ -361,6 +365,7 @@ def test_what_is_to_be_compared_with_is_looked_for_first(raysearch: Callable[...
     assert refused.stderr.startswith("error: the black box 'aisimulate' needs AISimulate: pip install -e")
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_where_nothing_is_feasible_the_nearest_miss_and_what_would_fit_are_told() -> None:
     missed = ask("--tpot-ms", "0.5", *EVEN, *COARSE, code=3)
     assert missed["best"] is None
@@ -375,6 +380,7 @@ def test_where_nothing_is_feasible_the_nearest_miss_and_what_would_fit_are_told(
     assert "It would fit with a TPOT of" in shown.stdout
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_a_folder_holds_what_starts_the_last_answer_and_nothing_of_those_before(tmp_path: Path) -> None:
     said = ("--tpot-ms", "8", "--out", str(tmp_path))
     llama(1, *said, "--engine", "trtllm", "--phase", "decode")
@@ -432,6 +438,7 @@ def test_what_is_wrong_is_told_in_the_words_that_were_typed(
     assert refused.stderr.startswith(f"error: {told}")
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_what_a_recommendation_rests_on_is_said_beside_its_interval() -> None:
     words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--hardware", "mi300x", *FP8)
     shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "6", *EVEN], catch_exceptions=False)
@@ -439,6 +446,7 @@ def test_what_a_recommendation_rests_on_is_said_beside_its_interval() -> None:
     assert "Near its limit: TPOT leaves" in shown.stdout
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_a_pool_of_prompts_has_an_interval_and_says_what_it_rests_on() -> None:
     words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--phase", "prefill")
     shown = RUNNER.invoke(app, ["recommend", *words, "--ttft-ms", "100"], catch_exceptions=False)
@@ -481,6 +489,7 @@ def test_the_answer_stands_in_the_terminal() -> None:
     assert re.search(r"includes 52% of other requests' prompts.*ms per token, above the SLO\)", said)
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_both_forms_of_deployment_are_what_pools_says_and_the_better_one_leads(tmp_path: Path) -> None:
     asked = ("--model", "llama_3_1_70b", "--gpus", "8", "--isl", "8000", "--osl", "500", "--tpot-ms", "30", *COARSE)
     shown = RUNNER.invoke(app, ["recommend", *asked, "--out", str(tmp_path), "--json", "--set", "top=1"])
@@ -518,6 +527,7 @@ def test_both_forms_of_deployment_are_what_pools_says_and_the_better_one_leads(t
     assert (tmp_path / "alternative1" / "start.sh").is_file()
 
 
+@pytest.mark.usefixtures("best_alone")
 @pytest.mark.parametrize("only", ["aggregated", "disaggregated"])
 def test_one_form_alone_is_answered_where_it_is_asked_for(only: str) -> None:
     asked = rs.question(model="llama_3_1_8b", gpus=2, isl=1000, osl=200, tpot_ms=12, batches="powers_of_two")

@@ -38,6 +38,7 @@ def test_no_user_waits_for_ever_where_no_limit_is_given_and_the_answer_says_what
     assert not any("TPOT" in each["change"] for each in answer["sensitivity"])  # nobody asked for it
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_limits_that_nobody_gave_do_not_make_an_answer_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usual_limits, "USUAL_TPOT_MS", 0.5)  # faster than weights are read
     shown = RUNNER.invoke(app, ["recommend", *ASKED, "--set", "top=1", "--json"], catch_exceptions=False)
