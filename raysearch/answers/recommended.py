@@ -17,6 +17,7 @@ from raysearch.deploy.recommend.forms_compared import (
     compared_forms,
     compares_forms,
     forms_table,
+    untried,
 )
 from raysearch.deploy.recommend.recommendation import Recommendation, recommended
 from raysearch.deploy.recommend.recommendation_files import option_figures, recommendation_dict, write_recommendation
@@ -152,6 +153,8 @@ class RecommendationResult(Result):
         yield from rest_blocks(self.answer)
         if self.forms:
             yield forms_table(self.forms, self.answer.demand.gpus)
+        elif more := untried(self.answer.demand):
+            yield more
         if self.formats:
             yield formats_table(self.formats)
 

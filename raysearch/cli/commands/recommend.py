@@ -15,7 +15,7 @@ from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.deploy.recommend.demand import Demand, FormName
 from raysearch.deploy.recommend.formats_compared import formats_table
-from raysearch.deploy.recommend.forms_compared import FormsCompared, forms_table
+from raysearch.deploy.recommend.forms_compared import FormsCompared, forms_table, untried
 from raysearch.deploy.recommend.recommendation import Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from raysearch.processes.claim import check_folder
@@ -127,6 +127,8 @@ def recommend(
         print_blocks(rest_blocks(found.answer))
         if found.forms:
             print_blocks([forms_table(found.forms, found.answer.demand.gpus)])
+        elif more := untried(found.answer.demand):
+            print_blocks([more])
         if found.formats:
             print_blocks([formats_table(found.formats)])
         if out is not None:

@@ -102,6 +102,14 @@ def has_head(workload: Workload) -> bool:
     return not workload.model.mtp_layers and workload.model.published.eagle3_repository is not None
 
 
+def untried(demand: Demand) -> str:
+    """What a wider comparison would look at; "" for nothing."""
+    workload, head = demand.workload, demand.workload.model.published.eagle3_repository
+    if workload.speculation is not None or not compares_forms(demand, "eagle3") or compares_forms(demand):
+        return ""
+    return f"Not tried: drafts of the EAGLE-3 head {head}; --set forms=eagle3 compares them"
+
+
 def compared_forms(
     question: Question, asked: Callable[[Question], Demand], progress: Callable[[str], None]
 ) -> list[ServingForm]:

@@ -8,7 +8,7 @@ import pytest
 
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, fleet_of
-from raysearch.deploy.recommend.forms_compared import ServingForm, compared_forms, compares_forms, forms_table
+from raysearch.deploy.recommend.forms_compared import ServingForm, compared_forms, compares_forms, forms_table, untried
 from sim.config.question import Question
 from tests.questions import question_about
 
@@ -73,6 +73,9 @@ def test_what_a_question_names_stays_and_forms_are_compared_for_checkpoints_that
 def test_a_public_eagle_3_head_is_tried_where_that_is_asked_for() -> None:
     headed = replace(ASKED, model="qwen3_32b", gpus=2)
     assert compares_forms(asked(headed), "eagle3")
+    assert "RedHatAI/Qwen3-32B-speculator.eagle3; --set forms=eagle3" in untried(asked(headed))
+    assert not untried(asked(replace(headed, draft_tokens=2)))
+    assert not untried(asked(ASKED))
     found = compared_forms(headed, asked, lambda _: None)
     drafts = [each for each in found if each.changes]
     assert drafts[0] is found[0]
