@@ -25,6 +25,10 @@ WHERE = {"python_version": "3.11", "python_full_version": "3.11.9", "sys_platfor
 CUDA = re.compile(r"nvidia-|cuda-|triton$")
 """What PyTorch's build for CUDA brings, by NVIDIA's own terms; no other build has it."""
 COPYLEFT = re.compile(r"GPL|General Public|Affero|MPL|Mozilla|EUPL|CDDL|EPL|Eclipse|OSL|SSPL|CeCILL|CC-BY-SA", re.I)
+SHARED = re.compile(
+    r"(lib(gfortran|quadmath|gomp|gmp|mpfr|iconv|intl|readline|fribidi|raqm|glib|unistring|av(codec|format|util)))\b.*\.so"
+)
+"""Libraries under copyleft that wheels are known to hold."""
 BY_FILE = {"certifi", "tqdm"}
 """Under the Mozilla Public License, which asks for changes of its own files alone; Ray and Optuna need them."""
 
@@ -72,6 +76,15 @@ def test_no_default_dependency_is_under_copyleft() -> None:
 
 def test_the_page_lists_the_licence_of_every_default_dependency() -> None:
     assert PAGE.read_text(encoding="utf-8").endswith(table(needed(DEFAULT)))
+
+
+def test_the_page_names_the_libraries_under_copyleft_that_wheels_hold() -> None:
+    held: dict[str, set[str]] = {}
+    for name in needed(DEFAULT):
+        for library in filter(None, (SHARED.match(path.name) for path in distribution(name).files or ())):
+            held.setdefault(library[1], set()).add(name)
+    rows = re.findall(r"^\| `(lib\w+)` \| ([\w, ]+) \|", PAGE.read_text(encoding="utf-8"), re.M)
+    assert held == {library: {*names.split(", ")} for library, names in rows}
 
 
 def test_the_page_names_what_extras_bring_under_copyleft() -> None:

@@ -46,7 +46,7 @@ seen = []
 def hook(event, args):
     if event == "exec":
         name = getattr(args[0], "co_filename", "")
-        generated = name.startswith("<") or not os.path.isabs(name)  # by dataclasses, NumPy's and others' own templates
+        generated = name.startswith("<") or not os.path.exists(name)  # by templates of dataclasses and others
         if not generated and not os.path.realpath(name).startswith(inside):
             seen.append(f"exec {name}")
     elif event == "import" and args[1] and not os.path.realpath(args[1]).startswith(inside):
@@ -274,6 +274,7 @@ def commands_on_what_else_is_read(top: Path) -> list[list[str]]:
     skipped = {"\x1b[2J": {"\u202e": 1}}
     forecast = {"made_by": "evil:f", "date": "$(touch ran)", "predictions": [], "not_predicted": skipped}
     (folder / "forecast.json").write_text(json.dumps(resealed(forecast)))
+    (folder / "published.json").write_text(json.dumps([{"model": "evil:f", "framework": "$(touch ran)", "tp": "evil"}]))
     (folder / "release.toml").write_text('engine = "vllm"\nversion = "9"\nmodule = "evil:f"\n')
     (folder / "aiter").mkdir()
     (folder / "aiter" / "a8w8_tuned.csv").write_text("gfx,cu_num,M,N,K,us\nevil:f,256,1,1,1,=cmd|'/c touch ran'!A1\n")
@@ -334,7 +335,9 @@ def commands_on_what_else_is_read(top: Path) -> list[list[str]]:
         ["export", "handed/proof.json"],
         ["export", "pools"],
         ["forecast", "handed/master.yaml", "--out", "f.json"],
+        ["forecast", "handed/master.yaml", "--out", "f.json", "--set", "known=handed/published.json"],
         ["forecast", "handed/forecast.json"],
+        *(["forecast", "handed/forecast.json", "--score", f"handed/{name}"] for name in ("published.json", "agg.csv")),
         ["verify", "handed/forecast.json"],
         ["pretrain", "handed/pre.toml", "--out", "pre", "--set", "processes=1"],
         ["pretrain", "handed/pre.toml", "--out", "handed", "--set", "processes=1"],
