@@ -48,7 +48,7 @@ from sim.step.stage import (
     vocabulary_seconds,
 )
 from sim.strategy import FIRST_DECLARED, MOST_CHOICES, Strategy
-from sim.strategy_checks import MOST_STAGE_GPUS, check_strategy
+from sim.strategy_checks import check_strategy
 from sim.workload import Workload
 
 FEW = 5
@@ -158,7 +158,8 @@ def evaluate_many(workload: Workload, strategies: Sequence[Strategy]) -> Evaluat
         strategies: At least one, feasible or not; a `Strategies` has them as columns already.
 
     Raises:
-        StrategyError: One means nothing; see `sim.strategy_checks.check_strategy`.
+        StrategyError: One means nothing; see `sim.strategy_checks.check_strategy`. Degrees beyond any cluster have
+            figures, too: a space may draw them.
         ValueError: There is none.
 
     >>> from sim.config.catalog import load_workload
@@ -504,11 +505,8 @@ class _Terms:
 
     def check(self, columns: Strategies) -> None:
         """Refuses what is no strategy. Raises: StrategyError."""
-        dims, stage_gpus = columns.dims, columns.tp * columns.dp * columns.cp
-        degrees = np.concatenate(
-            [columns.tp, columns.ep, columns.pp, columns.batch, columns.cp, columns.dp, stage_gpus]
-        )
-        right = dims.shape[1:] == (len(self._choices),) and degrees.min() >= 1 and degrees.max() <= MOST_STAGE_GPUS
+        dims, degrees = columns.dims, (columns.tp, columns.ep, columns.pp, columns.batch, columns.cp, columns.dp)
+        right = dims.shape[1:] == (len(self._choices),) and np.concatenate(degrees).min() >= 1
         if right:
             right = bool(dims.min() >= 0 and dims.max() < MOST_CHOICES and (self._places(dims) >= 0).all())
         if not right:

@@ -10,8 +10,9 @@ from sim.workload import Workload
 
 LARGEST = 10**9
 """[assumed] Beyond any batch; keeps products of degrees within the range of floats."""
-MOST_STAGE_GPUS = 10**6
-"""[assumed] Of a stage, and in any one degree: beyond any cluster. What ranks hold unevenly is counted rank by rank."""
+MOST_STAGE_GPUS = 1 << 20
+"""[assumed] Of a stage, and in any one degree: beyond any cluster, and as many as shipped spaces draw. What ranks hold
+unevenly is counted rank by rank."""
 
 
 class StrategyError(ValueError):

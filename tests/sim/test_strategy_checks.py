@@ -23,7 +23,7 @@ DIMS = (2, 1, 1, 0, 2, 2, 2, 2, 1, 1, 0, 2)
 @pytest.mark.parametrize("value", [0, -1, 2.0, 1.5, "8", None, True, 10**400])
 def test_a_degree_or_batch_that_is_no_positive_integer_is_refused(moe: Workload, name: str, value: Any) -> None:
     strategy = dataclasses.replace(Strategy(8, 16, 2, 512, DIMS), **{name: value})
-    most = "1,000,000,000" if name == "batch" else "1,000,000"
+    most = "1,000,000,000" if name == "batch" else "1,048,576"
     with pytest.raises(StrategyError, match=rf"^{name} must be an integer from 1 to {most}, got {value!r}$"):
         check_strategy(moe, strategy)
 
@@ -83,6 +83,6 @@ def test_the_largest_degrees_are_priced_in_little_memory(
 
 
 def test_a_stage_of_more_gpus_than_any_cluster_is_refused(moe: Workload) -> None:
-    with pytest.raises(StrategyError, match=r"at most 1,000,000 GPUs of a stage, got tp \* dp \* cp = 2,000,000$"):
+    with pytest.raises(StrategyError, match=r"at most 1,048,576 GPUs of a stage, got tp \* dp \* cp = 2,097,152$"):
         check_strategy(moe, Strategy(2, 1, 1, 1, (0,) * 12, dp=MOST_STAGE_GPUS))
     assert layout_of(Strategy(1, LARGEST, 1, 256, (), dp=LARGEST)) == f"DEP{LARGEST}"
