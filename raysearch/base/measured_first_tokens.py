@@ -33,7 +33,7 @@ def steady_first_token_text(workload: Workload, evaluation: Evaluation) -> str:
 
 
 def replayed_first_token_s(
-    workload: Workload, replayed_s: Mapping[str, float], token_s: float, first_share: float
+    workload: Workload, replayed_s: Mapping[str, float], token_s: float, first_share: float, *, pools: bool = False
 ) -> dict[str, MeasuredTime]:
     """Figures of a replay as clients measure them; none where nothing of the engine was measured.
 
@@ -42,8 +42,9 @@ def replayed_first_token_s(
         replayed_s: Times to the first token by figure.
         token_s: Mean time per token.
         first_share: Of the requests, those with which clients begin at once; 0 where requests come over time.
+        pools: Whether prompts are computed in a pool of their own.
     """
-    error = first_token_error(workload)
+    error = first_token_error(workload, pools=pools)
     if error is None:
         return {}
     bursts = {"mean": first_share, "p50": float(first_share > 1 / 2), "p99": float(first_share >= _PERCENT)}

@@ -13,9 +13,15 @@ from sim.workload import Workload
 FIRST_TOKENS_FILE = "first_tokens.json"
 
 
-def first_token_error(workload: Workload) -> FirstTokenError | None:
-    """Of a workload's engine on its machine; None where no engine is named, or none of its runs was measured."""
-    record = _record()
+def first_token_error(workload: Workload, *, pools: bool = False) -> FirstTokenError | None:
+    """Of a workload's engine on its machine; None where no engine is named, or none of its runs was measured.
+
+    Args:
+        workload: Model, machine and engine.
+        pools: Whether prompts are computed in a pool of their own.
+    """
+    whole = _record()
+    record = whole and (whole.get("pools") if pools else whole)
     engine, system = workload.engine, workload.hardware.name
     if engine is None or record is None:
         return None

@@ -130,7 +130,8 @@ class ReplayReport:
         sent = self.setup.sent
         share = min(1.0, sent.clients / len(self.first.sent_s)) if sent.clients is not None else 0.0
         replayed_s = {name: self.seconds_of("ttft_s", name).value for name in MEASURED_WORDS}
-        return replayed_first_token_s(self.setup.workload, replayed_s, self.seconds_of("tpot_s", "mean").value, share)
+        token_s, pools = self.seconds_of("tpot_s", "mean").value, not isinstance(self.setup.fleet, AggregatedFleet)
+        return replayed_first_token_s(self.setup.workload, replayed_s, token_s, share, pools=pools)
 
     def figure_of(self, value: Callable[[RunFigures], float]) -> AttainmentEstimate:
         """A figure's mean over seeds, with its interval."""

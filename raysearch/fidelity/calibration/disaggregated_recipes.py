@@ -69,6 +69,50 @@ def recipes() -> dict[StatedDeployment, set[Recipe]]:
     return found
 
 
+@cache
+def _decode_batches() -> tuple[dict[str, str], ...]:
+    """Published deployments of DeepSeek-R1 under TensorRT-LLM with what a rank of a decode worker runs at once.
+
+    [published] SemiAnalysisAI/InferenceX, configs/nvidia-master.yaml and configs/deprecated/nvidia-1k1k-master.yaml,
+    dsr1-*-dynamo-trt, November 2026, and .github/configs/nvidia-master.yaml at c4cde0370 (25 December 2025), 8fe499ff4
+    (10 February 2026) and 12ba0ae07 (25 March 2026): `max_batch_size` stands in the names of the recipes.
+    """
+    with (configs_root() / "published" / "decode_batches.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+def decode_places(row: JsonFields) -> int | None:
+    """Requests that all decode workers of a row run at once; None where no deployment like it is published, or several.
+
+    Clients often open a fifth to all as many again, so that some always wait for an answer to end.
+    """
+    published = str(row.get("source", "")).startswith(("db-dump", "InferenceX"))
+    model = known_model(str(row["model_path"])) if published and row.get("backend") == "trtllm" else None
+    if model is None or model[0].name != "deepseek_v3":
+        return None
+    stated = {
+        "machine": str(row.get("system") or "").partition("_")[0],
+        "precision": str(row.get("precision") or ""),
+        "isl": str(_whole(row["isl"])),
+        "osl": str(_whole(row["osl"])),
+        "requests": str(_whole(row["concurrency"])),
+        "drafts": "" if pd.isna(row.get("draft_tokens", math.nan)) else str(int(_whole(row["draft_tokens"]) > 0)),
+    }
+    for phase in ("prefill", "decode"):
+        ranks = _whole(row[f"{phase}_attention_dp_size"])
+        stated[f"{phase}_workers"] = str(_whole(row[f"{phase}_num_workers"]))
+        stated[f"{phase}_gpus"] = str(_whole(row[f"{phase}_tp_size"]) * ranks)
+    stated["decode_attention_dp"] = str(int(_whole(row["decode_attention_dp_size"]) > 1))
+    alike = [each for each in _decode_batches() if all(each[name] == value for name, value in stated.items() if value)]
+    found = {
+        int(each["decode_workers"])
+        * int(each["decode_batch"])
+        * (int(each["decode_gpus"]) if each["decode_attention_dp"] == "1" else 1)
+        for each in alike
+    }
+    return found.pop() if len(found) == 1 else None
+
+
 _AS_FAST = 1.03
 """[assumed] Ratio of times per token within which runs repeat one deployment: repeats differ by 0.5 % (median)."""
 

@@ -7,14 +7,14 @@ that there are. The others wait before their first token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped, disagg_worker
-from raysearch.fidelity.calibration.disaggregated_recipes import Recipe, completed, recipes_by_time
+from raysearch.fidelity.calibration.disaggregated_recipes import Recipe, completed, decode_places, recipes_by_time
 from raysearch.fidelity.calibration.engines import engine_times
 from raysearch.fidelity.calibration.serving_fit import numbers_of, records
 from raysearch.fidelity.validation.error_figures import figures
@@ -26,30 +26,6 @@ from sim.prices.calibration import Calibration
 from sim.prices.roofline import PRICED_BY_MEDIANS
 from sim.simulate import evaluate, steady_state
 from sim.workload import Workload
-
-PLACES: Mapping[tuple[int, int], int] = {
-    (1024, 6): 3,
-    (1024, 9): 6,
-    (1024, 30): 24,
-    (1024, 60): 48,
-    (1024, 231): 192,
-    (1024, 462): 384,
-    (1024, 924): 768,
-    (1024, 1845): 1536,
-    (1024, 4916): 4096,
-    (8192, 6): 3,
-    (8192, 9): 6,
-    (8192, 30): 24,
-    (8192, 154): 128,
-    (8192, 308): 256,
-}
-"""Prompt tokens and requests open -> requests that all decode workers of InferenceX's DeepSeek-R1 on H100 run at once.
-
-[published] `max_batch_size` of the decode workers (times attention ranks, times workers) in NVIDIA/srt-slurm,
-recipes/trtllm/h100-fp8/*/stp/*.yaml, which SemiAnalysisAI/InferenceX, configs/nvidia-master.yaml and
-configs/deprecated/nvidia-1k1k-master.yaml, name for each concurrency of dsr1-fp8-h100-dynamo-trt. They open a fifth to
-all as many requests again, so that some always queue; a row states but the requests over the workers.
-"""
 
 
 @dataclass(frozen=True)
@@ -88,16 +64,11 @@ def pair_of(row: JsonFields, recipe: Recipe | None = None) -> PoolPair | Skipped
     decodes *= decode.replicas  # attention ranks of a dense model share nothing
     decodes, prefills = max(1, decodes or decode.replicas), max(1, prefills) * prefill.replicas
     stated = decodes * decode.strategy.batch
-    known = PLACES.get((decode.prompt_tokens, sent)) if _by_recipe(row, decode) else None
+    known = decode_places(row)
     if known is not None and known < stated:
         how = f"{known} requests decode at once by its published recipe, not {stated}"
         decode = replace(decode, reread=(*decode.reread, how))
     return PoolPair(prefill, decode, prefills, decodes, sent or stated, min(known or stated, stated))
-
-
-def _by_recipe(row: JsonFields, run: ServingRun) -> bool:
-    dump = str(row.get("source", "")).startswith("db-dump")
-    return dump and run.backend == "trtllm" and run.model.name == "deepseek_v3" and run.output_tokens == 1024
 
 
 @dataclass(frozen=True)

@@ -130,27 +130,36 @@ def _of(tails: TailsOfRun) -> tuple[tuple[str, Mapping[str, float]], ...]:
 
 
 def in_sample_s(runs: FirstTokenRuns) -> Floats:
-    """[runs, figures] what would be measured, by a fit to all aggregated runs."""
-    return PooledFirstTokens(runs.measured[runs.aggregated & runs.warm]).predicted_s(runs.measured)
+    """[runs, figures] what would be measured, by a fit to all warm runs of one pool, and by one to those of two."""
+    found = np.full(runs.measured.replayed_s.shape, np.nan)
+    for form in _forms(runs):
+        found[form] = PooledFirstTokens(runs.measured[form & runs.warm]).predicted_s(runs.measured[form])
+    return found
 
 
 def held_out_s(runs: FirstTokenRuns, by: str = "model", replayed_s: Floats | None = None) -> Floats:
-    """[runs, figures] what would be measured, by a fit to aggregated runs of others; of two pools by all of them.
+    """[runs, figures] what would be measured, by fits to others of their form, one pool or two.
 
     Args:
         runs: Measured and replayed.
-        by: What is held out whole: "model", or "workload" (model, engine and lengths, on all machines).
+        by: What is held out whole: "model", or "workload" (model, engine and lengths, on all machines). Of a form with
+            which one model ran alone, machines are held out in place of models.
         replayed_s: [runs, figures] what is predicted from in place of the replays.
     """
-    fitted, groups = runs.aggregated & runs.warm, runs.table[by].to_numpy(str)
     asked = runs.measured if replayed_s is None else replace(runs.measured, replayed_s=replayed_s)
     found = np.full(asked.replayed_s.shape, np.nan)
-    for group in np.unique(groups[runs.aggregated]):
-        out = runs.aggregated & (groups == group)
-        found[out] = PooledFirstTokens(runs.measured[fitted & ~out]).predicted_s(asked[out])
-    if not runs.aggregated.all():
-        found[~runs.aggregated] = PooledFirstTokens(runs.measured[fitted]).predicted_s(asked[~runs.aggregated])
+    for form in _forms(runs):
+        alone = by == "model" and runs.table.loc[form, by].nunique() == 1
+        groups = runs.table["system" if alone else by].to_numpy(str)
+        for group in np.unique(groups[form]):
+            out = form & (groups == group)
+            found[out] = PooledFirstTokens(runs.measured[form & runs.warm & ~out]).predicted_s(asked[out])
     return found
+
+
+def _forms(runs: FirstTokenRuns) -> list[Bools]:
+    """[runs] those of one pool, and those of two, where there are any."""
+    return [form for form in (runs.aggregated, ~runs.aggregated) if form.any()]
 
 
 def first_token_record(runs: FirstTokenRuns) -> JsonObject:
@@ -159,18 +168,24 @@ def first_token_record(runs: FirstTokenRuns) -> JsonObject:
     The intervals are conformal: quantiles of measured over predicted on runs of models that the fit has not seen; their
     coverage is that of each model's runs by the others' quantiles, or of each machine's where one model ran.
     """
-    fitted = runs.measured[runs.aggregated & runs.warm]
+    own, blind_s, measured_s = runs.aggregated & runs.warm, held_out_s(runs), runs.measured.measured_s
+    record = _times_and_intervals(runs, own, blind_s)
+    steady_s = runs.table["steady_ttft_s"].to_numpy(float)
+    without_queue_s = held_out_s(runs, "workload", np.column_stack([steady_s] * len(TAIL_FIGURES)))[:, 1]
+    rows = own & np.isfinite(measured_s[:, 1]) & (runs.measured.replayed_s[:, 1] < _STEADY * steady_s)
+    record["intervals"]["steady"] = _conformal(measured_s[rows, 1] / without_queue_s[rows], runs, rows)
+    pools = ~runs.aggregated & runs.warm
+    return record | ({"pools": _times_and_intervals(runs, pools, blind_s)} if pools.any() else {})
+
+
+def _times_and_intervals(runs: FirstTokenRuns, own: Bools, blind_s: Floats) -> JsonObject:
+    """Of one form: its `own` runs."""
+    fitted, measured_s = runs.measured[own], runs.measured.measured_s
     fit = PooledFirstTokens(fitted)
-    blind_s, measured_s = held_out_s(runs), runs.measured.measured_s
-    own = runs.aggregated & runs.warm
     intervals: JsonObject = {}
     for place, figure in enumerate(TAIL_FIGURES):
         rows = own & np.isfinite(measured_s[:, place])
         intervals[figure] = _conformal(measured_s[rows, place] / blind_s[rows, place], runs, rows)
-    steady_s = runs.table["steady_ttft_s"].to_numpy(float)
-    without_queue_s = held_out_s(runs, "workload", np.column_stack([steady_s] * len(TAIL_FIGURES)))[:, 1]
-    rows = own & np.isfinite(measured_s[:, 1]) & (runs.measured.replayed_s[:, 1] < _STEADY * steady_s)
-    intervals["steady"] = _conformal(measured_s[rows, 1] / without_queue_s[rows], runs, rows)
     engines: JsonObject = {}
     for family, engine in sorted({(cell.family, cell.engine) for cell in fitted.cells}):
         plain = Cell(family, engine, "", "", "", "", "")
@@ -179,11 +194,10 @@ def first_token_record(runs: FirstTokenRuns) -> JsonObject:
             for system in sorted({cell.system for cell in fitted.cells if cell.family == family})
         }
         engines[engine] = {**_rounded(fit, plain), "of": of}
-    return {
-        "source": f"{len(fitted.cells)} aggregated runs of {', '.join(sorted({c.system for c in fitted.cells}))}",
-        "engines": engines,
-        "intervals": intervals,
-    }
+    form = "aggregated" if runs.aggregated[own].all() else "disaggregated"
+    systems = ", ".join(sorted({cell.system for cell in fitted.cells}))
+    source = f"{len(fitted.cells)} {form} runs of {systems}"
+    return {"source": source, "engines": engines, "intervals": intervals}
 
 
 _TIMES = ("factor", "request_s", "steps", "burst_s")

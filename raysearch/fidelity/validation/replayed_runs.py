@@ -81,6 +81,7 @@ def _disaggregated(path: Path, hardware: str) -> Iterator[tuple[Mapping[str, Any
             gpus, ep = (int(number(fields, f"{phase}_{each}") or 1) for each in ("tp", "ep"))
             ranks = gpus if flag(fields, f"{phase}_dp_attention") else 1
             row |= {
+                "precision": fields["precision"],
                 f"{phase}_tp_size": gpus // ranks,
                 f"{phase}_attention_dp_size": ranks,
                 f"{phase}_moe_tp_size": max(1, gpus // ep),
@@ -129,6 +130,7 @@ def _aggregated(run: ServingRun, workload: Workload, strategy: Strategy, spread:
 def _in_pools(
     pair: PoolPair, prefill: tuple[Workload, Strategy], decode: tuple[Workload, Strategy], spread: float
 ) -> TailsOfRun:
+    decode = decode[0], replace(decode[1], batch=max(1, -(-pair.places // pair.decodes)))
     first, later = (evaluate(*each) for each in (prefill, decode))
     one, other = (Deployed.of(*each, as_shipped=True) for each in (prefill, decode))
     handover = handover_of(prefill[0], (prefill[1], decode[1]), same_node=False)

@@ -1,6 +1,7 @@
 """First tokens as clients measure them: what a fit finds, what it says of models it has not seen, and its intervals."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from raysearch.fidelity.validation.first_token_errors import (
     first_token_record,
     first_token_runs,
     held_out_s,
+    in_sample_s,
 )
 from sim.config.files import configs_root
 from sim.config.first_tokens import first_token_error
@@ -77,6 +79,18 @@ def test_models_held_out_lie_within_intervals_that_have_not_seen_them() -> None:
     for each in first_token_record(runs)["intervals"].values():
         assert 0.85 <= each["held_out"]["inside"] <= 0.95
         assert each["low"] < 1 < each["high"]
+
+
+def test_two_pools_have_times_of_their_own() -> None:
+    runs = _runs(models=4, each=20)
+    runs = replace(runs, aggregated=np.arange(len(runs.table)) % 2 == 1)
+    runs.measured.measured_s[::2] += 0.5  # their requests wait for something that no replay has
+    for predicted_s in (in_sample_s(runs), held_out_s(runs)):
+        error = np.abs(predicted_s / runs.measured.measured_s - 1)
+        assert max(np.median(error[::2], axis=0).max(), np.median(error[1::2], axis=0).max()) < 0.15
+    record = first_token_record(runs)
+    assert record["pools"]["engines"]["vllm"]["request_s"] > record["engines"]["vllm"]["request_s"] + 0.2
+    assert record["pools"]["source"].startswith("80 disaggregated runs")
 
 
 def test_a_fit_that_has_not_seen_an_engine_is_as_all_engines_are() -> None:
