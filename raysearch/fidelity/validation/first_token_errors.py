@@ -193,7 +193,7 @@ def _times_and_intervals(runs: FirstTokenRuns, own: Bools, blind_s: Floats) -> J
             system: _rounded(fit, plain._replace(system=system))
             for system in sorted({cell.system for cell in fitted.cells if cell.family == family})
         }
-        engines[engine] = {**_rounded(fit, plain), "of": of}
+        engines[engine or family] = {**_rounded(fit, plain), "of": of}
     form = "aggregated" if runs.aggregated[own].all() else "disaggregated"
     systems = ", ".join(sorted({cell.system for cell in fitted.cells}))
     source = f"{len(fitted.cells)} {form} runs of {systems}"

@@ -113,6 +113,20 @@ def test_shipped_intervals_hold_nine_of_ten_runs_of_models_and_machines_that_the
     record = json.loads((configs_root() / "first_tokens.json").read_text())
     for figure in ("mean", "p50", "p99", "steady"):
         assert 0.85 <= record["intervals"][figure]["held_out"]["inside"] <= 0.95
+    for each in record["pools"]["intervals"].values():
+        assert 0.85 <= each["held_out"]["inside"] <= 0.95
+
+
+def test_two_pools_are_predicted_by_their_own_times() -> None:
+    workload = rs.question(model="deepseek_v3", hardware="h200_sxm", isl=1000, osl=100, engine="trtllm", gpus=16).load()
+    one, two = first_token_error(workload), first_token_error(workload, pools=True)
+    assert one is not None
+    assert two is not None
+    assert two.times.request_s > one.times.request_s  # a second server and the way to it
+    figures = {"mean": 0.1, "p50": 0.05, "p99": 0.4}
+    assert replayed_first_token_s(workload, figures, 0.01, 0.1, pools=True)["p50"][0] == pytest.approx(
+        two.times.measured_s(0.05, 0.01)
+    )
 
 
 def test_answers_say_what_clients_measure_where_a_first_token_was_measured() -> None:
