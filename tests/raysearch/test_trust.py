@@ -451,6 +451,10 @@ def test_a_study_of_forged_runs_is_gone_on_with_and_no_process_of_its_ray_runs_w
         straight = SearchRun(spec, run_dir(top / "straight", folder.name))
         straight.advance(4)
         straight.finish()
+    for folder in (top / "begun/tune", top / "begun/tune" / runs[0].name):  # what Tune resumes from
+        folder.mkdir()
+        for name in ("tuner.pkl", "trainable.pkl", "params.pkl", "searcher_state.pkl", "experiment_state-1.json"):
+            (folder / name).write_bytes(pickle.dumps(_Runs()))
     forge(runs[0] / "run.json", ("spec", "simulator"), "evil:f")
     forge(runs[1] / "run.json", ("spec", "workload"), "handed/w.toml")
     packages = [str(CHECKOUT / name) for name in ("sim", "envs", "raysearch")]
