@@ -5,8 +5,9 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,16 +15,31 @@ from pydantic import TypeAdapter, ValidationError
 from envs.strategy_env import brief
 from raysearch.base.errors import InputError
 
+NumberBounds = Mapping[str, tuple[float, float]]
+_SIMULATED: NumberBounds = {"requests": (10, 10_000_000), "cv": (0.05, 20.0), "percentile": (0.0, 100.0)}
+BOUNDS: Mapping[str, NumberBounds] = {
+    "place": {"rate": (0.001, 1000.0), "cv": (0.05, 20.0), "requests": (100, 1_000_000), "seeds": (1, 10_000)},
+    "replay": {
+        **_SIMULATED,
+        "seeds": (1, 1000),
+        "spread": (0.01, 1.0),
+        "cached": (0.0, 1.0),
+    },
+    "recommend": {**_SIMULATED, "top": (1, math.inf), "price": (0.0, math.inf)},
+    "pools": {"requests": (10, 10_000_000)},
+}
+"""Least and most of numbers, by function and parameter: those of the settings of its command, as a test compares."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def typed(function: Callable[P, T]) -> Callable[P, T]:
-    """The same function, which refuses an argument of another type than its parameter's annotation, in one line.
+    """The same function, which refuses in one line an argument of another type or out of its `BOUNDS`.
 
     Types that only a type checker imports are not compared; what takes them says itself what it takes.
     """
-    signature = inspect.signature(function)
+    signature, bounds = inspect.signature(function), BOUNDS.get(function.__name__, {})
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -37,6 +53,10 @@ def typed(function: Callable[P, T]) -> Callable[P, T]:
                     f"{function.__name__}({name}=...): expected {kind}, got {brief(repr(value))} "
                     f"of type {type(value).__name__}; see help(raysearch.{function.__name__})"
                 ) from None
+            least, most = bounds.get(name, (-math.inf, math.inf))
+            if name in bounds and value is not None and not least <= value <= most:
+                words = f"from {least:,} to {most:,}" if most < math.inf else f"of at least {least:,}"
+                raise InputError(f"{function.__name__}({name}=...): expected a number {words}, got {value!r}")
         return function(*args, **kwargs)
 
     return called

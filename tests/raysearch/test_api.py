@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import raysearch as rs
@@ -21,8 +23,10 @@ from raysearch.answers.placed import PlacementResult
 from raysearch.answers.recommended import RecommendationResult
 from raysearch.answers.result import Result
 from raysearch.answers.searched import SearchResult
+from raysearch.base.arguments import BOUNDS
 from raysearch.base.errors import InputError
 from raysearch.cli.app import app
+from raysearch.cli.commands.settings import settings_of
 from raysearch.runs.run import SearchRun
 from raysearch.studies.study_file import load_study, run_dir, write_study
 from sim.config.files import CatalogError
@@ -296,6 +300,35 @@ def test_the_brackets_of_an_interval_are_no_markup(recommended: RecommendationRe
     text = str(recommended)
     assert "tokens/s/GPU [" in text
     assert "Recommendation and alternatives" in text
+
+
+def test_numbers_have_the_bounds_that_they_have_in_commands() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    for function, bounds in BOUNDS.items():
+        settings = settings_of(commands[function].callback)
+        parameters = inspect.signature(getattr(rs, function)).parameters
+        known = {
+            name: (each.about.least, math.inf if each.about.most is None else each.about.most)
+            for name, each in settings.items()
+            if name in parameters and each.about.least is not None
+        }
+        assert {name: known[name] for name in bounds} == bounds, function
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "message"),
+    [
+        ("place", {"rate": -1.0}, r"place\(rate=...\): expected a number from 0.001 to 1,000.0, got -1.0"),
+        ("place", {"seeds": 0}, r"place\(seeds=...\): expected a number from 1 to 10,000, got 0"),
+        ("place", {"rate": math.nan}, r"got nan"),
+        ("recommend", {"top": 0}, r"recommend\(top=...\): expected a number of at least 1, got 0"),
+        ("replay", {"requests": 0}, r"replay\(requests=...\): expected a number from 10 to"),
+    ],
+)
+def test_a_number_out_of_bounds_is_one_error_that_names_it(function: str, given: dict[str, Any], message: str) -> None:
+    first = "bursty_qwens" if function == "place" else QUESTION
+    with pytest.raises(InputError, match=message):
+        getattr(rs, function)(first, **given)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("every_best_alone")
 ASKED = ("--model", "llama_3_1_8b", "--isl", "2000", "--osl", "100", "--gpus", "4", "--tpot-ms", "30")
 BARE = ("--engine", "none", "--set", "batches=powers_of_two", "--space")
 COMBINED = {

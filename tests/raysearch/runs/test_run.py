@@ -75,7 +75,7 @@ def test_another_seed_gives_other_calls(tiny_workload: Path, tmp_path: Path) -> 
     assert len(digests) == 3
 
 
-@pytest.mark.parametrize("searcher", SEARCHERS)
+@pytest.mark.parametrize("searcher", [name for name in SEARCHERS if name != "ppo_paper"])  # see its conformance
 def test_a_run_killed_after_its_checkpoint_ends_as_if_never_stopped(
     tiny_workload: Path, tmp_path: Path, searcher: str
 ) -> None:

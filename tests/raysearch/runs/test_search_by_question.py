@@ -31,7 +31,7 @@ def run(*words: str | Path) -> str:
 
 
 def test_a_killed_search_by_options_goes_on_to_the_same_bits(start: Start, tmp_path: Path) -> None:
-    words = ("search", *LLAMA, *FEW, "--phase", "serve", "--engine", "vllm", "-s", "annealing", "-b", "1000", "--json")
+    words = ("search", *LLAMA, *FEW, "--phase", "serve", "--engine", "vllm", "-s", "annealing", "-b", "600", "--json")
     killed, rows = start(*words, "--out", tmp_path / "killed"), tmp_path / "killed" / "rows.jsonl"
     wait_until(lambda: killed.poll() is not None or (rows.is_file() and rows.stat().st_size > 10_000))
     assert killed.poll() is None, killed.communicate()

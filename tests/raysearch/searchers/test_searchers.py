@@ -403,7 +403,11 @@ LONG = StrategySpace(
 
 
 @pytest.mark.parametrize(
-    "name", ["random", "random_walk", "coordinate", "annealing", *PEERS, "sb3_ppo", "ppo_paper", "ppo"]
+    "name",
+    [
+        *("random", "random_walk", "coordinate", "annealing", *PEERS, "ppo_paper", "ppo"),
+        pytest.param("sb3_ppo", marks=pytest.mark.slow),
+    ],
 )
 def test_any_batch_is_searched(name: str, tmp_path: Path) -> None:
     run = ConformanceRun(ConformanceSetting(name, 40, LONG.workload), tmp_path / "run").advance()

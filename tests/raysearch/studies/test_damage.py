@@ -31,7 +31,7 @@ from raysearch.studies.study_file import Study, StudyFile, check_same_study, che
 from raysearch.studies.study_status import read_status
 
 FINISHED, OTHER, UNDER_WAY = "tiny-random_walk-s0", "tiny-random_walk-s1", "tiny-annealing-s0"
-SAVED, MADE, BUDGET = 10, 15, 20
+SAVED, MADE, BUDGET = 5, 9, 12
 
 
 @pytest.fixture(scope="module")

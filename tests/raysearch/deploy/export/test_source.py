@@ -73,6 +73,7 @@ def test_without_anything_to_export_it_says_what_it_needs(tmp_path: Path) -> Non
         run(str(tmp_path / "none.json"))
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_weights_beside_a_configuration_are_served_from_their_folder(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -122,6 +123,7 @@ def test_where_nothing_was_feasible_there_is_nothing_to_export(tmp_path: Path) -
         run(str(tmp_path))
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_both_pools_of_an_answer_are_exported(tmp_path: Path) -> None:
     asked = ("--model", "llama_3_1_8b", "--set", "mix=3000:100:1,9000:300:1", "--gpus", "8", "--tpot-ms", "10")
     shown = RUNNER.invoke(app, ["pools", *asked, "--set", "sweep=ttft-ms=1,500", "--out", str(tmp_path), "--json"])

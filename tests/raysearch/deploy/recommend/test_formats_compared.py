@@ -10,6 +10,8 @@ import raysearch as rs
 from raysearch.base.errors import InputError
 from sim.config.files import CatalogError
 
+pytestmark = pytest.mark.usefixtures("every_best_alone")
+
 
 def test_any_weights_are_those_published_and_the_answer_has_the_fastest() -> None:
     few = rs.question(model="qwen3_32b", isl=1000, osl=100, gpus=2, tpot_ms=30, engine="vllm", batches="powers_of_two")

@@ -12,6 +12,7 @@ from raysearch.deploy.recommend.forms_compared import ServingForm, compared_form
 from sim.config.question import Question
 from tests.questions import question_about
 
+pytestmark = pytest.mark.usefixtures("every_best_alone")
 ASKED = question_about(
     "deepseek_v3", "h200_sxm", phase="serve", engine="vllm", isl=1000, osl=500, gpus=8, tpot_ms=30, ttft_ms=2000
 )
@@ -31,7 +32,7 @@ def test_each_form_has_what_its_own_question_is_answered_with(forms: list[Servin
     assert len(forms) == 6  # as it starts, spare experts, drafts: one group of requests has nobody to send tokens to
     usual = next(each for each in forms if not each.changes)
     chunk = usual.answer.demand.workload.chunk_tokens
-    for each in forms[:2]:
+    for each in forms[:1]:
         demand = asked(replace(ASKED, **each.changes)).under(chunk_tokens=chunk)
         (own,) = best_first(demand, 1)
         assert each.tokens_per_s == pytest.approx(fleet_of(demand, own).tokens_per_s)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-CHECKPOINTS = [0, 1, 10, 33]  # at the start, mid-rollout, between rollouts, mid-rollout after a restart
+CHECKPOINTS = [1, 10, 33]  # mid-rollout, between rollouts, mid-rollout after a restart
 HERE = Path(__file__).parent
 
 
@@ -125,12 +125,6 @@ def test_odd_last_call_is_learned_from_alone(toy):
 def test_tiny_budgets_are_spent_exactly(toy, budget):
     search = toy.search(budget=budget).advance(budget)
     assert search.progress.calls == len(search.env.actions) == budget
-
-
-def test_equal_seeds_give_equal_searches_and_others_do_not(toy):
-    a, b, c = (toy.search(budget=30, seed=seed).advance(30) for seed in (5, 5, 6))
-    assert a.env.actions == b.env.actions != c.env.actions
-    assert all(np.array_equal(x, y) for x, y in zip(a.weights, b.weights, strict=True))
 
 
 def test_global_random_state_is_neither_used_nor_seeded(toy):
