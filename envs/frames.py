@@ -137,7 +137,7 @@ def read_parquet(path: Path, columns: Sequence[str] = CallRow._fields) -> pd.Dat
             if stored.metadata.num_rows > path.stat().st_size:
                 raise DamagedRows(f"{path} is damaged: it claims to have more calls than bytes")
             most = stored.metadata.num_rows * _LARGEST_ROW + _PAGES_BYTES
-            if unfolded_bytes(file, stored.metadata, most) > most:
+            if unfolded_bytes(file, most) > most:
                 raise DamagedRows(f"{path} is damaged: its rows unfold to more than any of ours have")
             table = _unfolded(path, stored.read(columns=list(columns)))
             return _checked(path, table).reindex(columns=list(columns))

@@ -182,7 +182,7 @@ def _frame(content: io.BytesIO) -> pd.DataFrame:
     texts = [field.name for field in schema if kinds.is_string(field.type) or kinds.is_large_string(field.type)]
     names = texts + [field.name for field in schema if kinds.is_integer(field.type) or kinds.is_floating(field.type)]
     with parquet.ParquetFile(content, read_dictionary=texts) as file:
-        size = unfolded_bytes(content, file.metadata, _LARGEST_TABLE_BYTES)
+        size = unfolded_bytes(content, _LARGEST_TABLE_BYTES)
         if file.metadata.num_rows * len(names) > _MOST_CELLS or size > _LARGEST_TABLE_BYTES:
             raise Unreadable(f"it has {file.metadata.num_rows:,} rows of {len(names)} columns, more than any table")
         table: Any = file.read(columns=names)
