@@ -33,6 +33,7 @@ class _MachineCounts(BaseModel):
     sms: Annotated[int, Field(ge=1, le=10**5, strict=True)]
     l2_mb: Positive
     node_gpus: Annotated[int, Field(ge=1, le=10**5, strict=True)]
+    host_gpus: Annotated[int, Field(ge=1, le=10**5, strict=True)] | None = None
 
 
 class _Part(BaseModel):
@@ -169,10 +170,16 @@ def term_count(series: str, axes: int = 0) -> int:
         raise ValueError(f"unknown series: {error}") from None
 
 
-_AXES = {"gemm": (3,), "attention_decode": (4,), "attention_prefill": (4, 0), "collectives": (2,)}
-"""Axes of a family's tables; 0 for a plain sum, which attention of prompts was before it had tables."""
+_AXES = {
+    "gemm": (3,),
+    "attention_decode": (4,),
+    "attention_prefill": (4, 0),
+    "mla_decode": (3, 0),
+    "collectives": (2,),
+}
+"""Axes of a family's tables; 0 for a plain sum, which some were before they had tables."""
 _PARTS = {
-    "gemm": (2,),
+    "gemm": (2, 3),
     "attention_decode": (3, 4),
     "attention_prefill": (3, 4),
     "mla_decode": (1, 2),
@@ -186,7 +193,7 @@ _PARTS = {
 """Parts of a series' name behind its family's."""
 
 
-_ANY = Machine(dict.fromkeys(FORMATS, 1.0), 1.0, 1.0, 1.0, sms=1, l2_mb=1.0, node_gpus=1)
+_ANY = Machine(dict.fromkeys(FORMATS, 1.0), 1.0, 1.0, 1.0, sms=1, l2_mb=1.0, node_gpus=1, host_gpus=1)
 """How many terms there are depends on no machine."""
 
 
@@ -196,7 +203,7 @@ def _sum_phi(family: str, rest: list[str], series: str) -> list[float]:
         case "attention_prefill":
             return terms.attention_prefill(_ANY, 1, 1, 1, 1, 64, rest[1])
         case "mla_decode":
-            return terms.mla_decode(_ANY, 1, 1, 1, rest[-1])
+            return grid_phi(series, _ANY)(np.zeros((1, 3)))[0].tolist()
         case "moe":
             return moe_layer_terms(_ANY, series, 1, 1, 1, 1, 1, 1, skewed=False)
         case "send_recv":

@@ -372,6 +372,7 @@ class HardwareFile(FileSchema):
         """What a calibration says of its machine: rates that no measured time may beat, and counts."""
         links, compute = self.links, self.compute
         fp4 = {} if compute.fp4_tflops is None else {"fp4_tflops": compute.fp4_tflops}
+        host = {} if self.host_gpus in (None, self.node_gpus) else {"host_gpus": self.host_gpus}
         return {
             "speed_of_light": {
                 "bf16_tflops": compute.bf16_tflops,
@@ -381,7 +382,7 @@ class HardwareFile(FileSchema):
                 "nvlink_gb_per_s": links.node_gb_per_s * (links.achieved_share or 1.0),
                 "network_gb_per_s": links.network_gb_per_s * (links.nics or self.node_gpus) / self.node_gpus,
             },
-            "machine": {"sms": self.compute.sms, "l2_mb": self.compute.l2_mb, "node_gpus": self.node_gpus},
+            "machine": {"sms": self.compute.sms, "l2_mb": self.compute.l2_mb, "node_gpus": self.node_gpus, **host},
         }
 
     def check_same_machine(self, calibration: Calibration) -> None:

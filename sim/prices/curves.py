@@ -421,8 +421,8 @@ class Curves:
         many = f"moe_alltoall_deepep/normal/{side}/{_NORMAL_SMS}/{tier}"
         width_bytes = columns * (DISPATCH_EACH if each == 1 else COMBINE_EACH)
         shape = (width_bytes, experts, topk, nodes)
-        node_gpus = self.calibration.measured.node_gpus
-        sent_share = 1.0 if nodes > 1 else (per_node - 1) / per_node * node_gpus / (node_gpus - 1)
+        host_gpus = self.calibration.measured.host_gpus
+        sent_share = 1.0 if nodes > 1 else (per_node - 1) / per_node * host_gpus / (host_gpus - 1)
         sizes, price = (tokens, columns, topk, experts, nodes), self.calibration.expert_all_to_all_us
         time_us = 0.0
         if few in self.calibration.series:

@@ -103,6 +103,19 @@ def attention_prefill_s(
     return np.stack(terms, 1)
 
 
+def latent_decode_s(machine: Machine, sequences: Floats, kv_len: Floats, heads: Floats, dtype: str) -> Floats:
+    """[points, terms] of one new token per sequence over latents: 512 + 64 per cached token, read by every head."""
+    byte = sequences * kv_len * 576 * BYTES[dtype] / machine.hbm_bytes_per_us
+    flop, padded = (
+        2 * sequences * each * kv_len * 1088 / machine.flop_per_us["bf16"] for each in (heads, np.maximum(heads, 64.0))
+    )
+    terms = [np.ones_like(byte), byte, flop, padded, sequences * heads * 1088 * 2 / machine.hbm_bytes_per_us]
+    terms += [kv_len / 1e3, np.log(np.maximum(kv_len, 1.0)), sequences / 1e2, sequences * kv_len / 1e6]
+    cached_us = machine.l2_mb * 1e6 / machine.hbm_bytes_per_us
+    terms += [np.sqrt(byte), np.sqrt(flop), *(_ramp(byte, share * cached_us) for share in _L2_SHARES)]
+    return np.stack(terms, 1)
+
+
 def collective(machine: Machine, message_bytes: Floats, degree: Floats, kind: str) -> Floats:
     """[points, terms] of a collective inside a node: launch, hops, wire time, and what sets in at some size."""
     v, others = message_bytes, degree - 1

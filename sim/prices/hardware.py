@@ -290,6 +290,10 @@ class Hardware:
     vendor: str | None = None
 
     @property
-    def tiers(self) -> tuple[int, int]:
-        """GPUs of a node, and of a rack of nodes or 0 without racks: the last arguments of `sim.prices.mesh.group`."""
-        return self.node_gpus, self.collectives.rack.gpus if self.collectives.rack else 0
+    def tiers(self) -> tuple[int, int, bool]:
+        """The last arguments of `sim.prices.mesh.group`.
+
+        GPUs of a node, of a rack of nodes or 0 without racks, and whether hosts of a node may stay idle.
+        """
+        rack_gpus = self.collectives.rack.gpus if self.collectives.rack else 0
+        return self.node_gpus, rack_gpus, self.host_gpus < self.node_gpus

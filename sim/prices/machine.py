@@ -19,6 +19,7 @@ class Machine(NamedTuple):
         sms: Streaming multiprocessors: tiles that run at once.
         l2_mb: Second-level cache.
         node_gpus: GPUs of a node.
+        host_gpus: Of a host, among which expert all-to-alls are measured; less than a node where links join several.
     """
 
     flop_per_us: Mapping[str, float]
@@ -28,6 +29,7 @@ class Machine(NamedTuple):
     sms: int
     l2_mb: float
     node_gpus: int
+    host_gpus: int
 
 
 def machine_of(header: JsonFields) -> Machine:
@@ -41,4 +43,5 @@ def machine_of(header: JsonFields) -> Machine:
         sms=counts["sms"],
         l2_mb=counts["l2_mb"],
         node_gpus=counts["node_gpus"],
+        host_gpus=counts.get("host_gpus", counts["node_gpus"]),
     )

@@ -32,18 +32,21 @@ class MeshGroup(NamedTuple):
         return "inter" if self.per_node == 1 else "hierarchical"
 
 
-def group(stride: int, degree: int, node_gpus: int, rack_gpus: int = 0) -> MeshGroup:
+def group(stride: int, degree: int, node_gpus: int, rack_gpus: int = 0, gaps: bool = False) -> MeshGroup:
     """The worst-placed group of `degree` GPUs that lie `stride` apart on nodes of `node_gpus` in racks of `rack_gpus`.
 
     Without racks, `rack_gpus` is 0. Groups follow each other without gaps, so where they do not divide a node some
-    group straddles one node more than it must, and the slowest group sets the pace.
+    group straddles one node more than it must, and the slowest group sets the pace. A node of several hosts may have
+    `gaps`: hosts that stay idle, as jobs are given whole hosts, so that a group that fits straddles none.
 
     >>> group(stride=1, degree=6, node_gpus=8)
     MeshGroup(degree=6, per_node=3, racked=False)
     >>> group(stride=1, degree=6, node_gpus=2, rack_gpus=8).racked, group(1, 8, 2, 8).racked
     (False, True)
+    >>> group(1, 16, 72).nodes, group(1, 16, 72, gaps=True).nodes
+    (2, 1)
     """
-    nodes = _spanned(stride, degree, node_gpus)
+    nodes = 1 if gaps and stride * degree <= node_gpus else _spanned(stride, degree, node_gpus)
     racked = nodes > 1 and rack_gpus > node_gpus and _spanned(stride, degree, rack_gpus) == 1
     return MeshGroup(degree, math.ceil(degree / nodes), racked)
 
@@ -54,23 +57,23 @@ def _spanned(stride: int, degree: int, size: int) -> int:
     return min(degree, (last_start + stride * (degree - 1)) // size + 1)
 
 
-def tp_group(tp: int, node_gpus: int, rack_gpus: int = 0) -> MeshGroup:
+def tp_group(tp: int, node_gpus: int, rack_gpus: int = 0, gaps: bool = False) -> MeshGroup:
     """The tensor-parallel group: neighbouring GPUs."""
-    return group(1, tp, node_gpus, rack_gpus)
+    return group(1, tp, node_gpus, rack_gpus, gaps)
 
 
-def ep_group(tp: int, ep: int, node_gpus: int, rack_gpus: int = 0) -> MeshGroup:
+def ep_group(tp: int, ep: int, node_gpus: int, rack_gpus: int = 0, gaps: bool = False) -> MeshGroup:
     """The expert-parallel group: GPUs a tp group apart."""
-    return group(tp, ep, node_gpus, rack_gpus)
+    return group(tp, ep, node_gpus, rack_gpus, gaps)
 
 
-def stage_pair(tp: int, ep: int, pp: int, node_gpus: int, rack_gpus: int = 0) -> MeshGroup:
+def stage_pair(tp: int, ep: int, pp: int, node_gpus: int, rack_gpus: int = 0, gaps: bool = False) -> MeshGroup:
     """A GPU and its neighbour in the next stage, across the slowest of all pipeline boundaries.
 
     >>> stage_pair(2, 2, 2, node_gpus=8).nodes, stage_pair(8, 1, 2, node_gpus=8).nodes
     (1, 2)
     """
     gpus = tp * ep * pp
-    if node_gpus % gpus == 0:
+    if node_gpus % gpus == 0 or (gaps and gpus <= node_gpus):
         return MeshGroup(2, 2)
     return MeshGroup(2, 1, racked=rack_gpus > node_gpus and rack_gpus % gpus == 0)

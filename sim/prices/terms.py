@@ -7,18 +7,10 @@ peak rates, or counts; pure Python because a search evaluates them one by one.
 
 from __future__ import annotations
 
-from math import exp, log, log1p, log2, sqrt
+from math import exp, log1p, log2, sqrt
 
 from sim.prices.dtypes import BYTES
 from sim.prices.machine import Machine
-
-_L2_SHARES = (0.12, 0.3, 0.5, 0.7, 0.9, 1.2)
-"""KV cache over the L2 cache at which streaming may begin to cost more."""
-
-
-def _ramp(x: float, at: float) -> float:
-    return x / (1 + exp(-min(40.0, max(-40.0, 8 * log(x / at))))) if x > 0 else 0.0
-
 
 # --- the MoE layer, piece by piece --------------------------------------------------------------------
 
@@ -126,22 +118,6 @@ def attention_prefill(
     ]
 
 
-def mla_decode(machine: Machine, sequences: float, kv_len: float, heads: float, dtype: str) -> list[float]:
-    """Multi-head latent attention: one latent of 512 + 64 per cached token, read by every head."""
-    byte = sequences * kv_len * 576 * BYTES[dtype] / machine.hbm_bytes_per_us
-    flop = 2 * sequences * heads * kv_len * 1088 / machine.flop_per_us["bf16"]
-    terms = [1.0, byte, flop, 2 * sequences * max(heads, 64.0) * kv_len * 1088 / machine.flop_per_us["bf16"]]
-    terms += [
-        sequences * heads * 1088 * 2 / machine.hbm_bytes_per_us,
-        kv_len / 1e3,
-        log(max(kv_len, 1.0)),
-        sequences / 1e2,
-    ]
-    terms += [sequences * kv_len / 1e6, sqrt(byte), sqrt(flop)]
-    cached_us = machine.l2_mb * 1e6 / machine.hbm_bytes_per_us
-    return terms + [_ramp(byte, share * cached_us) for share in _L2_SHARES]
-
-
 # --- messages ---------------------------------------------------------------------------------------
 
 
@@ -166,7 +142,7 @@ def expert_all_to_all_terms(
         nodes: Nodes of the group.
         low_latency: A copy per expert; otherwise one per rank that holds any of them.
     """
-    ranks = machine.node_gpus * nodes
+    ranks = machine.host_gpus * nodes
     copies = tokens * topk if low_latency else tokens * ranks * (1 - (1 - 1 / ranks) ** topk)
     sent, each = copies * width_bytes / 1e5, tokens * width_bytes / 1e5
     terms = [1.0, sent, sqrt(sent), min(sent, 20.0), min(sent, 100.0)]

@@ -167,7 +167,7 @@ def step_price(
 
 
 @lru_cache(maxsize=4096)
-def _group_of(mesh: tuple[Axis, ...], axis: int, span: int, tiers: tuple[int, int]) -> tuple[str, MeshGroup]:
+def _group_of(mesh: tuple[Axis, ...], axis: int, span: int, tiers: tuple[int, int, bool]) -> tuple[str, MeshGroup]:
     """The GPUs along neighbouring axes, with how collectives name these."""
     axes = mesh[axis : axis + span]
     name, degree = " x ".join(each.name for each in axes), math.prod(each.degree for each in axes)

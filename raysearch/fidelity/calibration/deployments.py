@@ -402,6 +402,7 @@ def disagg_worker(row: JsonFields, phase: Literal["prefill", "decode"]) -> Servi
         moe_tp = tp * dp
     strategy, replicas = strategy_of_run(model, batch, tp, dp, tp * dp // moe_tp)
     backend, drafted = str(row["backend"]), _number(row.get("draft_tokens"))
+    wide = model.is_moe and dp > 1 and str(row.get("system", "")).startswith(_RACKS)
     return ServingRun(
         model,
         int(row["isl"]),
@@ -414,9 +415,27 @@ def disagg_worker(row: JsonFields, phase: Literal["prefill", "decode"]) -> Servi
         batch,
         replicas=replicas,
         phase=phase,
+        expert_exchange="all_to_all" if wide else "all_gather",
+        redundant_experts=_copies(row, model, backend) if wide and phase == "decode" else 0,
         speculation=_accepting(drafted, int(row["isl"]), int(row["osl"])) if drafted and phase == "decode" else None,
         reread=reread,
     )
+
+
+_RACKS = ("gb200", "gb300")
+"""Machines on whose racks attention ranks send tokens to experts instead of gathering all.
+
+[published] TensorRT-LLM, docs/source/blogs/tech_blog/blog4: kernels of its own over NVLink between trays; SGLang, by
+NVIDIA/srt-slurm, recipes/gb200-fp8, gb300-fp8 and gb300-fp4: DeepEP.
+"""
+_SGLANG_COPIES = 32
+"""Of experts, in all of these recipes. [published] there: `ep-num-redundant-experts`, `eplb-algorithm: deepseek`"""
+
+
+def _copies(row: JsonFields, model: Model, backend: str) -> int:
+    """Copies of experts of a decode worker on a rack; one stands for experts that are dealt by loads without copies."""
+    slots = _number(row.get("expert_slots"))
+    return _SGLANG_COPIES if backend == "sglang" else max(1, slots - model.experts) if slots else 0
 
 
 def _worker_batch(row: JsonFields, phase: str, dp: int) -> int | Skipped:

@@ -28,6 +28,7 @@ class Recipe(NamedTuple):
         prefill_attention_dp, decode_attention_dp: Whether each of these is an attention rank of its own.
         decode_ep: Ranks that share the experts.
         draft_tokens: Of multi-token prediction, per step of a decode worker.
+        expert_slots: For experts and copies that are dealt by their loads to a decode worker's ranks; 0 for none.
     """
 
     prefill_workers: int
@@ -38,6 +39,7 @@ class Recipe(NamedTuple):
     decode_ep: int
     decode_attention_dp: int
     draft_tokens: int
+    expert_slots: int
 
     @property
     def quickens(self) -> tuple[bool, int]:
@@ -177,7 +179,8 @@ def completed(row: JsonFields, recipe: Recipe | None = None) -> dict[str, Any] |
         recipe: Its deployment, where `recipes_by_time` knows it.
 
     Returns:
-        The row with `draft_tokens` beside its columns; or why it cannot be priced: there are several, which differ.
+        The row with `draft_tokens` and `expert_slots` beside its columns; or why it cannot be priced: there are
+        several, which differ.
     """
     fields = dict(row)
     stated = _stated(row)
@@ -202,7 +205,7 @@ def completed(row: JsonFields, recipe: Recipe | None = None) -> dict[str, Any] |
             f"{phase}_moe_tp_size": gpus // ep,
             f"{phase}_moe_ep_size": ep,
         }
-    return fields | {"draft_tokens": recipe.draft_tokens}
+    return fields | {"draft_tokens": recipe.draft_tokens, "expert_slots": recipe.expert_slots}
 
 
 def _whole(value: Any) -> int:

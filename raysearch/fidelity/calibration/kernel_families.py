@@ -126,6 +126,21 @@ GRIDS: Mapping[str, Lattice] = {
     "attention_mha_512": _attention([1], [1], (0, 1), _WIDER_HEADS),
     "attention_wide_512": _wide_attention(_WIDER_HEADS),
     "attention_prefill": _PROMPT_ATTENTION,
+    "mla_decode": Lattice(
+        [_powers(0, 11), _powers(0, 18), _powers(0, 7)],
+        [
+            LatticePart([_powers(0, 11), _powers(0, 18), [1, 4, 16, 64, 128]], (0.02,) * 3, (0.005,) * 3),
+            LatticePart(  # what streams, by heads
+                [_powers(4, 24), _powers(0, 7)], (0.05,) * 2, (0.01,) * 2, combine=[[1, 1, 0], [0, 0, 1]]
+            ),
+            LatticePart(  # tiles of queries, by heads
+                [_powers(0, 17), _powers(0, 7)], (0.05,) * 2, (0.01,) * 2, combine=[[1, 0, 1], [0, 0, 1]]
+            ),
+        ],
+        (0, 1, 2),
+        (1, 1, 1),
+        iterations=40,
+    ),
     "collectives": Lattice(
         [_powers(7, 30), [2, 4, 8]],
         [LatticePart([_powers(7, 30), [2, 4, 8]], (0.05, 0.015), (0.0, 0.02))],
@@ -230,6 +245,16 @@ def fit_attention_prefill(frame: pd.DataFrame, machine: Machine) -> Series:
     return _with_windows(machine, names, points, frame, lambda _: "attention_prefill")
 
 
+def fit_latent_decode(frame: pd.DataFrame, machine: Machine) -> Series:
+    """One table per engine and format of the cache."""
+    points = np.log(frame[["batch_size", "kv_len", "num_heads"]].to_numpy(dtype=float))
+    log_us, names = np.log(measured_us(frame)), np.array(series_of("mla_decode", frame))
+    return {
+        name: _table_fit(machine, name, "mla_decode", points[names == name], log_us[names == name])[0]
+        for name in sorted(set(names))
+    }
+
+
 def _with_windows(
     machine: Machine, series: list[str], points: Floats, frame: pd.DataFrame, grid: Callable[[str], str]
 ) -> Series:
@@ -267,10 +292,6 @@ def fit_collectives(frame: pd.DataFrame, machine: Machine) -> Series:
 
 
 # --- plain sums of terms ----------------------------------------------------------------------------
-
-
-def _decode_mla(machine: Machine, row: Any) -> list[float]:
-    return terms.mla_decode(machine, row.batch_size, row.kv_len, row.num_heads, SHORT_DTYPE[row.kv_cache_dtype])
 
 
 def _moe(machine: Machine, row: Any) -> list[float]:
@@ -325,7 +346,7 @@ FITS: Mapping[str, Fit] = {
     "attention_decode": fit_attention_decode,
     "collectives": fit_collectives,
     "attention_prefill": fit_attention_prefill,
-    "mla_decode": _sum_fit("mla_decode", _decode_mla, DEFAULT),
+    "mla_decode": fit_latent_decode,
     "sparse_attention": fit_sparse_attention,
     "state": _sum_fit("state", _state, DEFAULT),
     "moe": _sum_fit("moe", _moe, Robust(rounds=6, cut=1.5)),

@@ -41,6 +41,7 @@ class _Row(BaseModel):
 class _Gemm(_Row):
     framework: TableText
     dtype: MathDtype
+    kernel_source: TableText | Literal[""] = ""
     m: TableCount
     n: TableCount
     k: TableCount
@@ -305,6 +306,7 @@ def usable_rows(family: str, path: Path) -> tuple[pd.DataFrame, list[str]]:
         if not fastest.all():
             notes.append(f"{int((~fastest).sum())} rows of slower kernels of the same engine left out")
         raw = raw.loc[fastest]
+        raw = raw.assign(kernel_source=_kernels_apart(raw) if fastest.all() else "")
     for kept, what in _KEPT.get(family, ()):
         usable = kept(raw)
         if len(usable) < len(raw):
@@ -316,6 +318,12 @@ def usable_rows(family: str, path: Path) -> tuple[pd.DataFrame, list[str]]:
             notes.append(f"{int((~ours).sum())} rows of other libraries than DeepEP under SGLang left out")
         raw = raw.loc[ours]
     return raw, notes
+
+
+def _kernels_apart(gemms: pd.DataFrame) -> NDArray[np.object_]:
+    """[rows] the kernel where an engine's of a format were measured on shapes of their own, else ""."""
+    kinds = gemms.groupby(["framework", "dtype"])["kernel_source"].transform("nunique")
+    return np.where(kinds.to_numpy() > 1, gemms["kernel_source"].to_numpy(), "")
 
 
 _KEPT: Mapping[str, tuple[tuple[Callable[[pd.DataFrame], pd.DataFrame], str], ...]] = {

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse
 from numpy.typing import NDArray
 
 from raysearch.fidelity.calibration.deployments import ServingRun
@@ -21,6 +22,7 @@ from sim.arrays import Floats
 from sim.json_object import JsonObject
 from sim.prices.engine import EngineTimes, cell_of
 
+_sparse: Any = scipy.sparse  # its stubs do not know that most of its functions return sparse matrices
 Bools = NDArray[np.bool_]
 
 
@@ -33,6 +35,7 @@ class Cell(NamedTuple):
         weights: Format of the experts, or of all weights.
         drafts: "mtp" where layers of multi-token prediction draft, else "".
         maker: Of the machine, where its file names one; NVIDIA's do not: what most runs share stands for them.
+        chip: The same of the chip, which machines with as many multiprocessors of a maker have in common.
     """
 
     family: str
@@ -43,13 +46,14 @@ class Cell(NamedTuple):
     weights: str
     drafts: str
     maker: str = ""
+    chip: str = ""
 
 
-def cell_of_run(run: ServingRun, system: str, maker: str = "") -> Cell:
-    """The cell of a run on a machine, by its name and its maker's."""
+def cell_of_run(run: ServingRun, system: str, maker: str = "", chip: str = "") -> Cell:
+    """The cell of a run on a machine, by its name, its maker's and its chip's."""
     kind, drafts = "moe" if run.model.is_moe else "dense", "mtp" if run.speculation else ""
     weights = run.model.expert_dtype or run.weights
-    return Cell(run.backend, run.generation, system, run.model.name, kind, weights, drafts, maker)
+    return Cell(run.backend, run.generation, system, run.model.name, kind, weights, drafts, maker, chip)
 
 
 class Effect(NamedTuple):
@@ -78,12 +82,16 @@ EFFECTS: Mapping[str, tuple[Effect, ...]] = {
         Effect(("maker",), 0.3),
         Effect(("engine", "maker"), 0.2),
         Effect(("maker", "system"), 0.1),
+        Effect(("chip",), 0.2),
+        Effect(("engine", "chip"), 0.2),
+        Effect(("family", "model", "chip"), 0.15),
     ),
     "step_s": (
         Effect(_FAMILY, 0.3, np.log(0.5e-3)),
         Effect(_GENERATION, 0.3),
         Effect(("engine", "maker"), 0.5),
         Effect(("engine", "maker", "system"), 0.4),
+        Effect(("engine", "chip"), 0.4),
     ),
     "layer_s": (
         Effect((), 0.1, np.log(5e-6)),
@@ -93,6 +101,7 @@ EFFECTS: Mapping[str, tuple[Effect, ...]] = {
         Effect(("family", "model"), 0.8),
         Effect(("maker",), 0.3),
         Effect(("engine", "maker"), 0.4),
+        Effect(("family", "model", "chip"), 0.5),
     ),
     "sequence_s": (
         Effect(_FAMILY, 0.3, np.log(0.8e-5)),
@@ -106,9 +115,14 @@ EFFECTS: Mapping[str, tuple[Effect, ...]] = {
         Effect(("engine", "system", "model"), 0.8),
         Effect(("maker",), 0.3),
         Effect(("engine", "maker"), 0.3),
+        Effect(("engine", "chip"), 0.3),
+        Effect(("engine", "model", "chip"), 0.5),
     ),
     "prefill_share": (Effect(_FAMILY, 0.5, 1.5), Effect(_GENERATION, 0.5)),
 }
+JUDGED_BY = 40
+"""Runs of a machine below which it has no times of its own, but those of a machine that never ran, and their intervals.
+Fewer may be a single sweep: that of GB200 falls and rises fourfold as its load grows."""
 _SPREAD = 0.06
 """[assumed] Spread of log errors of a cell's own runs, by which priors weigh."""
 
@@ -154,25 +168,30 @@ class Pool:
 
 
 class PooledTimes:
-    """Times of every cell, known or not, after a fit."""
+    """Times of every cell, known or not, after a fit, which begins at that of much the same runs where one is given."""
 
-    def __init__(self, pool: Pool) -> None:
-        keys = dict.fromkeys(key for cell in pool.cells for name in EFFECTS for key, _ in _effects_of(name, cell))
+    def __init__(self, pool: Pool, near: PooledTimes | None = None) -> None:
+        cells = dict.fromkeys(pool.cells)
+        keys = dict.fromkeys(key for cell in cells for name in EFFECTS for key, _ in _effects_of(name, cell))
         self._place = {key: place for place, key in enumerate(keys)}
         priors = {(name, effect.by): effect for name, effects in EFFECTS.items() for effect in effects}
         self._mean, self._width = (
             np.array([getattr(priors[key[0], key[1]], part) for key in keys], dtype=float) for part in ("mean", "width")
         )
-        self._found = _fitted(self, pool)
+        start = self._mean.copy()
+        if near is not None:
+            start[:] = [near._found[near._place[key]] for key in keys]
+        self._found = _fitted(self, pool, start)
 
-    def matrix(self, name: str, cells: Sequence[Cell]) -> Floats:
-        """[cells, effects] which effects make up a time's logarithm."""
-        found = np.zeros((len(cells), len(self._place)))
-        for row, cell in enumerate(cells):
-            for key, _ in _effects_of(name, cell):
-                if key in self._place:
-                    found[row, self._place[key]] += 1
-        return found
+    def matrix(self, name: str, cells: Sequence[Cell]) -> Any:
+        """[cells, effects], sparse: which effects make up a time's logarithm."""
+        of_cell = {
+            cell: [self._place[key] for key, _ in _effects_of(name, cell) if key in self._place] for cell in set(cells)
+        }
+        columns = [of_cell[cell] for cell in cells]
+        starts = np.cumsum([0, *map(len, columns)])
+        places = np.concatenate(columns).astype(int)
+        return _sparse.csr_matrix((np.ones(len(places)), places, starts), shape=(len(cells), len(self._place)))
 
     @property
     def prior(self) -> tuple[Floats, Floats]:
@@ -205,12 +224,14 @@ class PooledTimes:
             cells: Of all runs, of this and of other machines.
         """
         found: JsonObject = {}
-        maker = next((cell.maker for cell in cells if cell.system == system), "")
+        own = [cell for cell in cells if cell.system == system]
+        maker, chip = (own[0].maker, own[0].chip) if own else ("", "")
+        machine = system if len(own) >= JUDGED_BY else ""
         for family, engine in sorted({(cell.family, cell.engine) for cell in cells}):
-            plain = Cell(family, engine, system, "", "dense", "", "", maker)
+            plain = Cell(family, engine, machine, "", "dense", "", "", maker, chip)
             known = {cell[3:7] for cell in cells if cell.family == family}
             known = sorted(known | {(model, kind, "", "") for model, kind, *_ in known})
-            own = {
+            each = {
                 cell_of(model, weights, drafts=bool(drafts)) if weights else model: self._rounded(
                     plain._replace(model=model, kind=kind, weights=weights, drafts=drafts)
                 )
@@ -219,7 +240,7 @@ class PooledTimes:
             found[engine] = {
                 **self._rounded(plain),
                 "models": sorted({c.model for c in cells if c.family == family and c.system == system}),
-                "of": {"moe": self._rounded(plain._replace(kind="moe")), **own},
+                "of": {"moe": self._rounded(plain._replace(kind="moe")), **each},
             }
         return found
 
@@ -262,8 +283,8 @@ def _log_tpot(pool: Pool, values: Mapping[str, Floats]) -> tuple[Floats, dict[st
     return np.log(total_s / pace.gained), {name: slope / total_s for name, slope in slopes.items()}
 
 
-def _fitted(times: PooledTimes, pool: Pool) -> Floats:
-    """[effects] the most likely ones, by Huber's loss and the priors."""
+def _fitted(times: PooledTimes, pool: Pool, start: Floats) -> Floats:
+    """[effects] the most likely ones, by Huber's loss and the priors, from [effects] where to start."""
     mean, width = times.prior
     designs = {name: times.matrix(name, pool.cells) for name in EFFECTS}
     wanted = np.log(pool.measured_s)
@@ -275,12 +296,11 @@ def _fitted(times: PooledTimes, pool: Pool) -> Floats:
 
     def equations(effects: Floats, off: Floats, slopes: dict[str, Floats]) -> tuple[Floats, Floats]:
         kept = pool.weights * huber_weights(off)
-        jacobian = sum((slopes[name][:, None] * designs[name] for name in EFFECTS), np.zeros(designs["step_s"].shape))
-        jacobian /= _SPREAD
-        normal = jacobian.T @ (kept[:, None] * jacobian) + np.diag(width**-2)
+        jacobian = sum(_sparse.diags(slopes[name] / _SPREAD) @ designs[name] for name in EFFECTS).tocsr()
+        normal = (jacobian.T @ _sparse.diags(kept) @ jacobian).toarray() + np.diag(width**-2)
         return normal, -(jacobian.T @ (kept * off) + (effects - mean) / width**2)
 
-    return damped_descent(look, equations, mean)
+    return damped_descent(look, equations, start)
 
 
 def held_out(pool: Pool, groups: Sequence[Hashable], folds: int) -> list[EngineTimes]:
@@ -296,8 +316,9 @@ def held_out(pool: Pool, groups: Sequence[Hashable], folds: int) -> list[EngineT
     dealt = dict(zip(known, np.random.default_rng(0).permutation(len(known)) % folds, strict=True))
     fold = np.array([dealt[label] for label in labels])
     found: dict[int, EngineTimes] = {}
+    all_of_them = PooledTimes(pool[pool.weights > 0])
     for part in np.unique(fold):
-        fitted = PooledTimes(pool[(fold != part) & (pool.weights > 0)])
+        fitted = PooledTimes(pool[(fold != part) & (pool.weights > 0)], near=all_of_them)
         rows = np.flatnonzero(fold == part).tolist()
         found |= {i: fitted.times(pool.cells[i], float(pool.layers[i])) for i in rows}
     return [found[row] for row in range(len(labels))]

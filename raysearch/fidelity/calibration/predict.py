@@ -52,9 +52,9 @@ def predict(family: str, frame: pd.DataFrame, calibration: Calibration) -> Micro
     Args:
         family: A key of `raysearch.fidelity.calibration.measured_tables.MEASURED_FAMILIES`.
         frame: Its rows (long form for `moe_alltoall_deepep`).
-        calibration: Coefficients.
+        calibration: Coefficients; as its rows were benchmarked, launch after launch of one shape.
     """
-    price = _PREDICT[family]
+    price, calibration = _PREDICT[family], calibration.as_benchmarked()
     return np.array([_or_nan(price, calibration, row) for row in frame.itertuples(index=False)], dtype=float)
 
 
@@ -85,7 +85,12 @@ def _short(name: str) -> str:
 
 
 def _gemm_us(calibration: Calibration, row: Any) -> float:
-    return calibration.gemm_us(row.framework, _short(row.dtype), row.m, row.n, row.k)
+    return calibration.gemm_us(row.framework, _short(row.dtype), row.m, row.n, row.k, _kernel(row))
+
+
+def _kernel(row: Any) -> str:
+    """The kernel of a GEMM, where its engine's of a format are fitted apart; else ""."""
+    return getattr(row, "kernel_source", "")
 
 
 def window_of(row: Any) -> int:
@@ -230,7 +235,7 @@ _PREDICT: dict[str, Callable[[Calibration, Any], float]] = {
     "send_recv": _send_recv_us,
 }
 _SERIES: dict[str, Callable[[Any], str]] = {
-    "gemm": lambda row: f"gemm/{row.framework}/{_short(row.dtype)}",
+    "gemm": lambda row: "/".join(filter(None, ("gemm", row.framework, _short(row.dtype), _kernel(row)))),
     "attention_decode": _decode_series,
     "attention_prefill": _prefill_series,
     "mla_decode": lambda row: "/".join(filter(None, ("mla_decode", row.framework, _short(row.kv_cache_dtype)))),

@@ -18,18 +18,19 @@ from raysearch.fidelity.calibration.intervals import (
     residuals_of,
     usual_kernels,
 )
-from raysearch.fidelity.calibration.pooled_fit import Bools, Pool, PooledTimes, cell_of_run, held_out
+from raysearch.fidelity.calibration.pooled_fit import JUDGED_BY, Bools, Pool, PooledTimes, cell_of_run, held_out
 from raysearch.fidelity.calibration.serving_fit import agg_runs, numbers_of, read_serving_runs
 from sim.arrays import Floats
 from sim.config.catalog import cells_of
 from sim.json_object import JsonFields, JsonObject
 from sim.prices.engine import BARE, EngineTimes, times_of
+from sim.prices.hardware import Hardware
 from sim.serving.phases import Pace
 
+_PARTS = 20
+"""That workloads, models or machines are dealt into, to be held out in turn."""
 _FEW_MODELS = 3
 """Models of a maker's machines below which whole machines are held out in their place."""
-JUDGED_BY = 40
-"""Runs of a machine below which its intervals are those of machines that were left out whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,18 @@ def measured_runs(folders: Sequence[tuple[Path, str]], machine: Callable[[str], 
     new[np.unique(keys, return_index=True)[1]] = True
     weights = (new & stating_their_batch(runs) & steps.priced).astype(float)
     cells = [
-        cell_of_run(run, system, machine(system)(run.kernels).vendor or "")
+        cell_of_run(run, system, *_made_by(machine(system)(run.kernels)))
         for run, system in zip(runs, systems, strict=True)
     ]
     layers = np.array([run.model.layers for run in runs], dtype=float)
     return MeasuredRuns(runs, systems, Pool(cells, layers, steps, measured_s, weights))
+
+
+def _made_by(hardware: Hardware) -> tuple[str, str]:
+    """A machine's maker and its chip; "" where its file names no maker."""
+    if not hardware.vendor:
+        return "", ""
+    return hardware.vendor, f"{hardware.vendor} {hardware.curves.calibration.machine.sms}" if hardware.curves else ""
 
 
 def _joined(parts: Sequence[Steps]) -> Steps:
@@ -137,15 +145,15 @@ def pooled_serving(measured: MeasuredRuns, system: str) -> JsonObject:
     if len(models) < _FEW_MODELS:
         groups, labels = measured.systems, list(zip(measured.workloads, measured.systems, strict=True))
     if rows.get(system, 0) >= JUDGED_BY:
-        by_workload = held_out(pool, measured.workloads, len(measured.runs))
-        by_group = held_out(pool, groups, len(measured.runs))
+        by_workload = held_out(pool, measured.workloads, _PARTS)
+        by_group = held_out(pool, groups, _PARTS)
         kinds = {
             "measured": _residuals(measured, by_workload, judged & measured.elsewhere, _dealt(labels, judged)),
             "unmeasured": _residuals(measured, by_group, judged, groups, few=True),
         }
         scored = own & measured.elsewhere
     else:
-        by_workload = held_out(pool, measured.systems, len(measured.runs))
+        by_workload = held_out(pool, measured.systems, _PARTS)
         unseen = _residuals(measured, by_workload, judged, measured.systems, few=True)
         kinds, scored = {"measured": unseen, "unmeasured": unseen}, judged
     kinds["bare"] = _residuals(measured, [BARE] * len(measured.runs), judged, groups, few=True)

@@ -38,7 +38,7 @@ _KNOWN: dict[str, tuple[str, ...]] = {
 """Values of the closed columns of the CSV files; another value is read as the nearest of them."""
 _ALIKE = {"half": "bfloat16", "float16": "bfloat16", "bf16": "bfloat16", "fp16": "bfloat16", "int8": "fp8"}
 _SERIES_COLUMNS: dict[str, tuple[str, ...]] = {
-    "gemm": ("framework", "dtype"),
+    "gemm": ("framework", "dtype", "kernel_source"),
     "attention_decode": ("framework", "kv_cache_dtype"),
     "attention_prefill": ("framework", "attn_dtype", "kv_cache_dtype"),
     "mla_decode": ("kv_cache_dtype",),

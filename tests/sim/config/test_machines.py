@@ -139,7 +139,7 @@ def test_a_rack_holds_the_groups_that_fit_into_it() -> None:
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
 def test_a_racks_links_lie_between_the_nodes_and_the_networks(kind: str) -> None:
     bridged = load_hardware("h100_nvl")
-    assert bridged.tiers == (2, 8)
+    assert bridged.tiers == (2, 8, False)
     inside, racked, across = (
         [collective_price(bridged, kind, members, size).time_s for size in (1e4, LARGE)]
         for members in (MeshGroup(2, 2), MeshGroup(4, 2, racked=True), MeshGroup(4, 2))
@@ -159,6 +159,8 @@ def test_a_rack_of_72_is_one_domain_and_pays_the_network_only_beyond() -> None:
         assert times[0] < times[1] / 1.5
     inside, beyond = (collective_price(nvl72, "all_gather", group(1, n, *nvl72.tiers), LARGE).time_s for n in (72, 144))
     assert beyond > 1.2 * inside
+    assert [group(1, gpus, *nvl72.tiers).nodes for gpus in (16, 32, 48, 64, 72, 144)] == [1, 1, 1, 1, 1, 2]
+    assert stage_pair(4, 4, 2, *nvl72.tiers).nodes == 1
 
 
 def test_gpus_that_share_network_ports_share_their_rate(tmp_path: Path) -> None:
@@ -216,7 +218,7 @@ def test_messages_of_experts_and_stages_take_as_much_less_as_links_are_faster() 
         assert stage_send_s(slow, pair, size) / stage_send_s(fast, pair, size) == pytest.approx(times, rel=0.05)
     shape = (1024, 7168 * 64, 2.0, 256, 8)
     found = [expert_all_to_all(machine, "combine", MeshGroup(8, 8), *shape).time_s for machine in (slow, fast)]
-    assert 1.5 < found[0] / found[1] < 2.6
+    assert 1.5 < found[0] / found[1] < 3
 
 
 def test_no_code_of_the_simulator_names_a_machine() -> None:

@@ -289,6 +289,14 @@ def test_kernels_that_only_serving_uses(case: Any, scales: list[float], factor: 
     grows(time, scaled, factor, along=tuple(name for name in sizes if name not in ("experts", "topk")))
 
 
+def test_only_a_benchmark_finds_its_operands_in_the_cache_of_the_launch_before() -> None:
+    l40s = load_calibration("l40s")
+    shape = ("sglang", "bf16", 16.0, 512.0, 16.0, 16.0, 128.0)  # 67 MB, in a cache of 96
+    streamed_us = 2 * 16 * 512 * 16 * 128 * 2 / l40s.machine.hbm_bytes_per_us
+    assert l40s.attention_decode_us(*shape) == pytest.approx(streamed_us)
+    assert l40s.as_benchmarked().attention_decode_us(*shape) < streamed_us / 3
+
+
 @pytest.mark.parametrize("skewed", [False, True])
 @pytest.mark.parametrize(
     ("engine", "dtype", "series"),

@@ -9,7 +9,7 @@ import pytest
 
 from raysearch.fidelity.calibration.deployments import ServingRun, strategy_of_run
 from raysearch.fidelity.calibration.engines import Steps, engine_times, steps_of
-from raysearch.fidelity.calibration.pooled_fit import Cell, Pool, PooledTimes, cell_of_run, held_out
+from raysearch.fidelity.calibration.pooled_fit import JUDGED_BY, Cell, Pool, PooledTimes, cell_of_run, held_out
 from raysearch.fidelity.calibration.serving_pool import MeasuredRuns, anchored_serving
 from sim.config.calibration_file import CalibrationFile
 from sim.config.catalog import cells_of, load_calibration, load_engine, load_model, measured_machine
@@ -64,7 +64,7 @@ def test_runs_held_out_move_nothing_of_their_own() -> None:
 def test_a_calibration_stores_the_times_of_models_and_of_any_like_them() -> None:
     pool = pool_of(CELLS, [EngineTimes(1e-3, 1e-5, 0.8, factor) for factor in (0.8, 1.0, 1.1, 1.3)])
     fitted = PooledTimes(pool)
-    record = fitted.record("one", CELLS)["vllm"]
+    record = fitted.record("one", CELLS * JUDGED_BY)["vllm"]
     assert record["models"] == ["large", "small"]
     for names, cell in (
         (["small/bf16"], VLLM),
@@ -73,6 +73,9 @@ def test_a_calibration_stores_the_times_of_models_and_of_any_like_them() -> None
         (["nobody", "moe"], VLLM._replace(model="", weights="", kind="moe")),
     ):
         assert astuple(times_of(record, names, 32)) == pytest.approx(astuple(fitted.times(cell, 32)), rel=1e-3)
+    few = fitted.record("one", CELLS)["vllm"]  # a run of each: the times of a machine that never ran
+    unseen = fitted.times(VLLM._replace(system="elsewhere"), 32)
+    assert astuple(times_of(few, ["small/bf16"], 32)) == pytest.approx(astuple(unseen), rel=1e-3)
 
 
 def test_a_few_runs_of_ones_own_scale_the_times_of_their_model_alone() -> None:

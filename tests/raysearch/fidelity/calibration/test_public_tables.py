@@ -77,8 +77,17 @@ def test_of_several_kernels_for_one_product_the_fastest_stays_and_it_is_said(tmp
     raw = pd.DataFrame([{**same, "kernel_source": name, "latency_us": us} for name, us in (("a", "9"), ("b", "10"))])
     pd.concat([raw, raw.assign(m="4")]).to_csv(tmp_path / "gemm.csv", index=False)
     kept, notes = usable_rows("gemm", tmp_path / "gemm.csv")
-    assert list(kept["kernel_source"]) == ["a", "a"]
+    assert list(kept["latency_us"]) == ["9", "9"]
     assert notes == ["2 rows of slower kernels of the same engine left out"]
+
+
+def test_kernels_that_were_measured_on_shapes_of_their_own_are_fitted_apart(tmp_path: Path) -> None:
+    same = {"framework": "vllm", "dtype": "fp8_block", "n": 2, "k": 3, "latency_us": 9.0}
+    rows = [{**same, "m": m, "kernel_source": name} for m, name in ((1, "a"), (4, "b"))]
+    alone = {**same, "m": 1, "dtype": "fp8", "kernel_source": "c"}
+    frame = read_table(written(tmp_path, "gemm.csv", [*rows, alone]), "gemm")
+    assert frame is not None
+    assert series_of("gemm", frame) == ["gemm/vllm/fp8_block/a", "gemm/vllm/fp8_block/b", "gemm/vllm/fp8"]
 
 
 def test_of_several_libraries_in_a_file_deepep_stays_and_a_file_of_one_is_read_whole(tmp_path: Path) -> None:
