@@ -131,15 +131,19 @@ def _files(database: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Parquet files by their paths with forward slashes, and what reads each."""
     if database.is_dir():
         for path in sorted(database.rglob("*.parquet")):
-            yield path.as_posix(), lambda path=path: read_bytes(path, _LARGEST_TABLE_BYTES)
+            yield _in_one_line(path.as_posix()), lambda path=path: read_bytes(path, _LARGEST_TABLE_BYTES)
         return
     try:
         with opened(database) as file, zipfile.ZipFile(file) as wheel:
             for member in wheel.infolist():
                 if member.filename.endswith(".parquet"):
-                    yield member.filename, lambda member=member: _member(wheel, member)
+                    yield _in_one_line(member.filename), lambda member=member: _member(wheel, member)
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
         raise InputError(f"cannot read {database}: expected a wheel or a folder of Parquet files: {error}") from error
+
+
+def _in_one_line(path: str) -> str:
+    return path.replace("\n", "\\n")  # a name that was handed over may have line breaks
 
 
 def _member(wheel: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:

@@ -150,6 +150,16 @@ def test_a_wheel_whose_members_unfold_without_end_is_refused(tmp_path: Path) -> 
             write_tables(other, "b200_sxm", tmp_path)
 
 
+def test_a_wheel_whose_members_have_line_breaks_in_their_names_is_refused_in_one_line(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "core.whl", "w") as wheel:
+        wheel.writestr("data/b200_sxm/gemm/vllm\n1.0/1.0/gemm.parquet", b"PAR1")
+    with pytest.raises(
+        InputError, match=r"^cannot read data/b200_sxm/gemm/vllm\\n1\.0/1\.0/gemm\.parquet: .*$"
+    ) as refusal:
+        write_tables(tmp_path / "core.whl", "b200_sxm", tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_broken_database_is_refused_in_one_line_or_read(tmp_path: Path) -> None:
     table = database(tmp_path / "files", pd.DataFrame([GEMM] * 20))
     wheel = tmp_path / "core.whl"
