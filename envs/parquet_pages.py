@@ -126,7 +126,7 @@ def _list(data: bytes, at: int, level: int) -> tuple[list[Any], int]:
         count, at = _varint(data, at)
     if count > len(data):  # each takes a byte at least
         raise IndexError
-    found = []
+    found: list[Any] = []
     for _ in range(count):
         value, at = _value(data, at, _BYTE if kind in (_TRUE, _FALSE) else kind, level + 1)
         found.append(value)

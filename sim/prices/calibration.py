@@ -411,7 +411,8 @@ def grid_phi(series: str, machine: Machine) -> Callable[[Floats], Floats]:
             queries, tokens, group, head_dim = sizes
             return grid_terms.attention_prefill_s(machine, queries, tokens, group, head_dim, rest[0])
         if family == "mla_decode":
-            return grid_terms.latent_decode_s(machine, *sizes, [first, *rest][-1])
+            sequences, kv_len, heads = sizes
+            return grid_terms.latent_decode_s(machine, sequences, kv_len, heads, [first, *rest][-1])
         message_bytes, degree = sizes
         return grid_terms.collective(machine, message_bytes, degree, first)
 

@@ -170,7 +170,9 @@ class Trials:
         good = np.bincount(arrivals.models[counted & in_time], minlength=models)
         waited_s = ttft_s[counted]
         waited_s = waited_s[~np.isnan(waited_s)]
-        latencies = (float(waited_s.mean()), float(np.quantile(waited_s, 0.99))) if waited_s.size else (math.nan,) * 2
+        latencies = (
+            (float(waited_s.mean()), float(np.quantile(waited_s, 0.99))) if waited_s.size else (math.nan, math.nan)
+        )
         with np.errstate(invalid="ignore"):
             shares = good / counts
         # Without a request nothing was late.

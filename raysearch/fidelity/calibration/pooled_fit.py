@@ -296,7 +296,8 @@ def _fitted(times: PooledTimes, pool: Pool, start: Floats) -> Floats:
 
     def equations(effects: Floats, off: Floats, slopes: dict[str, Floats]) -> tuple[Floats, Floats]:
         kept = pool.weights * huber_weights(off)
-        jacobian = sum(_sparse.diags(slopes[name] / _SPREAD) @ designs[name] for name in EFFECTS).tocsr()
+        jacobian: Any = sum(_sparse.diags(slopes[name] / _SPREAD) @ designs[name] for name in EFFECTS)
+        jacobian = jacobian.tocsr()
         normal = (jacobian.T @ _sparse.diags(kept) @ jacobian).toarray() + np.diag(width**-2)
         return normal, -(jacobian.T @ (kept * off) + (effects - mean) / width**2)
 
