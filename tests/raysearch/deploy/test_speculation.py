@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from raysearch.cli.app import app
@@ -31,7 +32,7 @@ def test_evaluate_says_what_is_drafted() -> None:
     found = json.loads(told.stdout)
     assert found["speculation"] == {"draft_tokens": 2, "accepted": [0.9, 0.5], "draft": "mtp", "tokens_per_step": 2.35}
     assert found["stage"]["draft_s"] > 0
-    assert found["tpot_s"] * 2.35 == found["stage"]["total_s"]
+    assert found["tpot_s"] * 2.35 == pytest.approx(found["stage"]["total_s"], rel=1e-12)
     shown = CliRunner().invoke(app, [*EVALUATE, "--acceptance", "0.9,0.5"]).stdout
     assert "2 drafted per step by mtp, 2.35 tokens gained" in " ".join(shown.split())
 

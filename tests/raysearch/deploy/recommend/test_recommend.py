@@ -441,7 +441,7 @@ def test_what_is_wrong_is_told_in_the_words_that_were_typed(
 @pytest.mark.usefixtures("best_alone")
 def test_what_a_recommendation_rests_on_is_said_beside_its_interval() -> None:
     words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--hardware", "mi300x", *FP8)
-    shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "6", *EVEN], catch_exceptions=False)
+    shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "8", *EVEN], catch_exceptions=False)
     assert "Extrapolated: efficiencies carried over from h100_sxm" in shown.stdout
     assert "Near its limit: TPOT leaves" in shown.stdout
 
