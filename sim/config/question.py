@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from sim.config.catalog import assembled, default_hardware, imported_model, load_workload, read_model
 from sim.config.code import Origin
+from sim.config.fields import LARGEST_FIELD
 from sim.config.files import CatalogError, ConfigKind, config_path
 from sim.config.huggingface.model_import import ModelImport
 from sim.config.mistakes import expectation, first_error_text
@@ -142,8 +143,12 @@ class Question:
             "phase",
         ),
     ] = None
-    isl: Annotated[int | None, About("Prompt length in tokens.", "deployment", key="prompt_tokens", least=1)] = None
-    osl: Annotated[int | None, About("Output length in tokens.", "deployment", key="output_tokens", least=1)] = None
+    isl: Annotated[
+        int | None, About("Prompt length in tokens.", "deployment", key="prompt_tokens", least=1, most=LARGEST_FIELD)
+    ] = None
+    osl: Annotated[
+        int | None, About("Output length in tokens.", "deployment", key="output_tokens", least=1, most=LARGEST_FIELD)
+    ] = None
     weights: Annotated[
         str | None,
         About(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from raysearch.base.errors import InputError
 from raysearch.base.limits import check_rate
+from sim.config.fields import LARGEST_FIELD
 from sim.config.question import Question
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
@@ -67,6 +68,8 @@ class Demand:
             object.__setattr__(self, "workload", replace(self.workload, confidence=steady))
         if self.requests_per_s is not None and self.concurrency is not None:
             raise InputError("give --requests-per-s or --concurrency, not both")
+        if self.concurrency is not None and not 1 <= self.concurrency <= LARGEST_FIELD:
+            raise InputError(f"concurrency: expected a number from 1 to {LARGEST_FIELD:,}, got {self.concurrency}")
         check_rate(self.requests_per_s)
         if self.only == "disaggregated" and not self.chooses_form:
             raise InputError(

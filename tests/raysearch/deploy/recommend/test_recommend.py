@@ -535,3 +535,26 @@ def test_one_form_alone_is_answered_where_it_is_asked_for(only: str) -> None:
     assert found.winner == only
     assert bool(found.answer.options) == (only == "aggregated")
     assert only.title() in str(found) or only == "aggregated"
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("recommend", "--isl"),
+        ("recommend", "--osl"),
+        ("recommend", "--concurrency"),
+        ("pools", "--isl"),
+        ("pools", "--osl"),
+    ],
+)
+def test_numbers_that_no_float_holds_are_refused_in_one_line(
+    raysearch: Callable[..., Any], command: str, option: str
+) -> None:
+    words = {"--isl": "100", "--osl": "10", option: "9" * 400}
+    refused = raysearch(
+        command, "--model", "llama_3_1_8b", "--gpus", "2", *(word for each in words.items() for word in each)
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: ")
+    assert "1,000,000,000" in refused.stderr or "1000000000" in refused.stderr
+    assert "Traceback" not in refused.stderr
