@@ -385,7 +385,7 @@ def test_a_record_of_a_question_is_the_question_with_its_defaults() -> None:
     [
         ({"mdel": "x"}, "a question has no field 'mdel': did you mean 'model'?"),
         ({"isl": "many"}, "--isl: "),
-        ({"isl": 0}, "--isl: expected at least 1, got 0"),
+        ({"isl": 0}, "--isl: expected 1 to 1000000000, got 0"),
         ({"gpus": 2.5}, "--gpus: "),
         ({"model": 5}, "--model: "),
     ],
