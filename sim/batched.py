@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.arrays import Flags, Floats, Ints
+from sim.arrays import Diverges, Flags, Floats, Ints, Lanes, add_up, figures_in_lanes
 from sim.canonical import dims_matter
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation, Violation
@@ -33,7 +33,7 @@ from sim.simulate import degree_limits, evaluate, latency_limits
 from sim.step.attention_expert_meshes import Stack, sides_of
 from sim.step.breakdown import draft_parts, trusted, unsure_s
 from sim.step.costs import token_rows
-from sim.step.layer import add_up
+from sim.step.many_meshes import MOST_IN_LANES, ManyMeshes, branches_alike
 from sim.step.pipeline import Pair, Stage, pipeline, side_by_side
 from sim.step.stage import (
     Base,
@@ -61,6 +61,8 @@ _TABLE_BYTES = 3 << 27
 and batches of a model with two groups of layers whose steps carry prompts; its joint space on 64 GPUs has 9,300."""
 _MOST_PIPELINES = 1 << 15
 """The same of pipelines, in rows of some 300 bytes. [assumed]"""
+_LEAST_LANES = 6
+"""Meshes from which on an addend is priced for all of them at once."""
 
 
 _ONE_THREAD = 1 << 18
@@ -234,11 +236,13 @@ class _Addend(NamedTuple):
         places: Where its choices stand in `Strategy.dims`.
         price: Its figures, as many as the table is wide at most.
         kind: What of the choices decides them.
+        shares: Whether what one choice costs is made of what others do, so that many meshes are priced whole.
     """
 
     places: Sequence[int]
     price: _Price
     kind: Callable[[tuple[int, ...]], Hashable] = tuple
+    shares: bool = True
 
 
 class _Table:
@@ -254,9 +258,9 @@ class _Table:
 
     def __init__(self, addends: Sequence[_Addend], choices: Sequence[Sequence[int]], width: int) -> None:
         self._scale = np.zeros((len(addends), len(choices)))  # floats, whose products are faster, and exact
-        self.entries, self._width = list[tuple[_Price, tuple[int, ...]]](), width
+        self.entries, self._width = list[tuple[_Price, tuple[int, ...], bool]](), width
         start, which = list[int](), list[int]()
-        for row, (places, price, kind) in zip(self._scale, addends, strict=True):
+        for row, (places, price, kind, shares) in zip(self._scale, addends, strict=True):
             start.append(len(which))
             for end, at in enumerate(places):  # an op may be at both ends of a tensor
                 row[at] += math.prod([len(choices[each]) for each in places[end + 1 :]])
@@ -265,10 +269,12 @@ class _Table:
                 alike = kind(chosen)
                 if alike not in entry_of:
                     entry_of[alike] = len(self.entries)
-                    self.entries.append((price, chosen))
+                    self.entries.append((price, chosen, shares))
                 which.append(entry_of[alike])
+        self.alone = set[int]()  # entries that are priced mesh by mesh
         self._start, self._which = np.array(start)[:, None], np.array(which, np.int64)
-        self._array: Floats = np.zeros((0, len(self.entries), width))
+        self._array: Floats = np.zeros((0, width))
+        self._known: Flags = np.zeros(0, bool)
 
     @property
     def row_bytes(self) -> int:
@@ -277,10 +283,13 @@ class _Table:
 
     def begin(self, row: int) -> None:
         """Knows nothing of a row, the next one or one before."""
-        if row >= len(self._array):
-            more = np.empty((max(16, row // 2), *self._array.shape[1:]))
-            self._array = np.concatenate([self._array, more])
-        self._array[row, :, 0] = np.nan
+        start = row * len(self.entries)
+        if start == len(self._array):
+            size = max(1024, 2 * row) * len(self.entries)
+            array, known = np.empty((size, self._width)), np.zeros(size, bool)  # pages that nobody writes to are none
+            array[:start], known[:start] = self._array, self._known
+            self._array, self._known = array, known
+        self._known[start : start + len(self.entries)] = False
 
     def wanted(self, rows: Ints, places: Floats) -> Ints:
         """Where figures stand `[addends, n]`; rows `[n]`, places of choices in their lists `[dims, n]`."""
@@ -290,17 +299,30 @@ class _Table:
         return self._which.take(combination) + len(self.entries) * rows
 
     def figures(self, wanted: Ints) -> Floats:
-        """`[addends, n, width]` of what stands somewhere `[addends, n]`; nan first where nobody asked before."""
-        return self._array.reshape(-1, self._width).take(wanted, axis=0)
+        """`[addends, n, width]` of what stands somewhere `[addends, n]`."""
+        return self._array.take(wanted, axis=0)
+
+    def unknown(self, wanted: Ints) -> list[int]:
+        """Where nobody asked before."""
+        known = self._known.take(wanted)
+        return [] if known.all() else sorted(set(wanted[~known].tolist()))  # np.unique would import much of numpy
 
     def work_out(self, stacks: Sequence[Stack], places: Sequence[int]) -> None:
         """Prices what stands in some places, on a GPU in each kind of step."""
-        rows = list[list[float]]()
         for at in places:
-            price, choices = self.entries[at % len(self.entries)]
+            price, choices, _ = self.entries[at % len(self.entries)]
             figures = price(stacks, choices)
-            rows.append(figures + [0.0] * (self._width - len(figures)))
-        self._array.reshape(-1, self._width)[places] = rows
+            self.keep(at, figures)
+
+    def keep(self, places: Any, figures: Any) -> None:
+        """Knows the figures `[.., figures]` that stand in some place or places."""
+        width = np.shape(figures)[-1]
+        self._array[places, :width], self._array[places, width:] = figures, 0.0
+        self._known[places] = True
+
+
+def _priced(price: _Price, choices: tuple[int, ...], stacks: Sequence[Stack], _lanes: Ints) -> list[float]:
+    return price(stacks, choices)
 
 
 def _limits(rank: Rank, op: FusedOp, choice: int, broken: str | None) -> tuple[float, float, float]:
@@ -365,17 +387,21 @@ class _Terms:
         for index, (layer, _, places, _) in enumerate(groups):
             prices = [partial(self._cost, index, op) for op in range(len(layer.costs))]
             prices += [partial(self._move, index, tensor) for tensor in range(len(layer.moves))]
-            addends += map(_Addend, places, prices, (each.kind for each in layer.addends))
+            own = [False] * len(layer.costs) + [True] * len(layer.moves)
+            addends += map(_Addend, places, prices, (each.kind for each in layer.addends), own)
             self._seconds = max(self._seconds, self._kinds * max(map(len, layer.waiting)))
         addends += [_Addend(self._sum.meetings[pair], partial(self._meeting, pair)) for pair in self._pairs]
         addends.append(_Addend([self._sum.leaves], self._end))
         self._of_mesh = _Table(addends, choices, max(self._held + _FIGURES, self._seconds))
         unsure = [
-            _Addend(places, partial(self._unsure_s, index, at), addend.kind)
-            for index, group in enumerate(groups)
-            for at, (places, addend) in enumerate(zip(group.places, group.layer.addends, strict=True))
+            *(
+                _Addend(places, partial(self._unsure_s, index, at), addend.kind)
+                for index, group in enumerate(groups)
+                for at, (places, addend) in enumerate(zip(group.places, group.layer.addends, strict=True))
+            ),
+            _Addend((), self._draft),
         ]
-        self._of_guard = _Table([*unsure, _Addend((), self._draft)], choices, self._held)
+        self._of_guard = _Table(unsure if self._factors.guarded else unsure[-1:], choices, self._held)
         self._on_attention = [np.array([op.side == "attention" for op in group.layer.layer.ops]) for group in groups]
         row_bytes = self._of_mesh.row_bytes + self._factors.guarded * self._of_guard.row_bytes
         self._most = max(64, _TABLE_BYTES // row_bytes), _MOST_PIPELINES
@@ -387,7 +413,7 @@ class _Terms:
         self._plans = self._rules.plans_of(workload) if self._rules else ()
         self._send_s = np.zeros((_MOST_PIPELINES, len(choices[self._sum.leaves]), self._kinds))
         self._begun = list[_Mesh]()
-        self._of_pipeline = np.zeros((_MOST_PIPELINES, 2 + _DEGREE_LIMITS + 2 + len(self._plans)))
+        self._of_pipeline = np.zeros((_MOST_PIPELINES, 2 + 2 + len(self._plans) + _DEGREE_LIMITS))
         self._depths: dict[int, int] = {}
         self._stages: Stage | None = None  # arrays [stages, depths]
 
@@ -435,29 +461,40 @@ class _Terms:
                 for each in (self._meshes, self._mesh_keys, known, self._begun):
                     each.clear()
                 new = list(dict.fromkeys(keys))
-            for key in new:
-                self._begin(key)
+            self._begin(new)
         rows = np.array([known[key] for key in keys])
         return rows, self._of_pipeline[rows, 0].astype(np.int64)
 
-    def _begin(self, key: _Mesh) -> None:
-        mesh = self._meshes.get(key[:5])
-        if mesh is None:
-            mesh = self._meshes[key[:5]] = len(self._mesh_keys)
-            self._mesh_keys.append(key[:5])
-            self._of_mesh.begin(mesh)
-            if self._factors.guarded:
-                self._of_guard.begin(mesh)
-            self._about[mesh, 0] = np.nan
-        row = self._pipelines[key] = len(self._pipelines)
-        self._begun.append(key)
-        tp, cp, dp, ep, batch, pp = key
+    def _begin(self, keys: Sequence[_Mesh]) -> None:
+        """Knows of pipelines what their degrees alone decide."""
+        for key in keys:
+            if key[:5] not in self._meshes:
+                mesh = self._meshes[key[:5]] = len(self._mesh_keys)
+                self._mesh_keys.append(key[:5])
+                self._of_mesh.begin(mesh)
+                if self._factors.guarded:
+                    self._of_guard.begin(mesh)
+                self._about[mesh, 0] = np.nan
+        start = len(self._pipelines)
+        self._pipelines.update(zip(keys, itertools.count(start)))
+        self._begun += keys
+        rows = self._of_pipeline[start : start + len(keys)]
+        rows[:, :2] = [(self._meshes[key[:5]], self._depth(key[5])) for key in keys]
+        try:
+            if len(keys) < _LEAST_LANES or max(map(max, keys)) > MOST_IN_LANES:
+                raise TypeError
+            columns = [np.array(column).view(Lanes) for column in zip(*keys, strict=True)]
+            rows[:, 2:] = figures_in_lanes(self._of_degrees, *columns)
+        except (TypeError, ValueError):
+            rows[:, 2:] = [self._of_degrees(*key) for key in keys]
+
+    def _of_degrees(self, tp: int, cp: int, dp: int, ep: int, batch: int, pp: int) -> list[float]:
+        """Whether dims matter, how often an engine and each plan of it refuse such degrees, and their excesses."""
         strategy = Strategy(tp, ep, pp, batch, (), cp, dp)
         excess = [each.excess for each in degree_limits(self._workload, strategy)]
         refusals = [rules.refuses(self._workload, strategy) for rules in (self._rules, *self._plans) if rules]
-        numbers = (mesh, self._depth(pp), dims_matter(strategy), *(len(list(texts)) for texts in refusals))
-        self._of_pipeline[row, : len(numbers)] = numbers
-        self._of_pipeline[row, -_DEGREE_LIMITS:] = (*excess, *[0.0] * (_DEGREE_LIMITS - len(excess)))
+        counts = [len(list(texts)) for texts in refusals] or [0]
+        return [dims_matter(strategy), *counts, *excess, *[0.0] * (_DEGREE_LIMITS - len(excess))]
 
     def _depth(self, pp: int) -> int:
         """Where the stages of a pipeline stand; the last is repeated where one has fewer kinds than another."""
@@ -471,20 +508,106 @@ class _Terms:
 
     def _looked_up(self, table: _Table, wanted: Ints) -> Floats:
         """Figures of a table `[addends, n, width]`; what nobody asked for before is worked out."""
-        found = table.figures(wanted)
-        unknown = np.isnan(found[..., 0])
-        if self._begun or unknown.any():
-            due: dict[_Mesh, tuple[list[int], list[_Mesh]]] = {}
-            places: list[int] = wanted[unknown].tolist()
-            for at in sorted(set(places)):  # np.unique would import a good part of numpy
-                due.setdefault(self._mesh_keys[at // len(table.entries)], ([], []))[0].append(at)
+        unknown = table.unknown(wanted)
+        if self._begun or unknown:
+            places = np.array(unknown, np.int64)
+            meshes, entries = np.divmod(places, len(table.entries))
+            pipelines: dict[int, list[_Mesh]] = {}
             for key in self._begun:
-                due.setdefault(key[:5], ([], []))[1].append(key)
-            for mesh, (entries, pipelines) in due.items():  # GPUs of many meshes are not all remembered
-                self._work_out(mesh, table, entries, pipelines)
+                pipelines.setdefault(self._meshes[key[:5]], []).append(key)
             self._begun.clear()
-            found = table.figures(wanted)
-        return found
+            together: dict[Hashable, list[int]] = {}
+            for mesh in sorted({*meshes.tolist(), *pipelines}):
+                together.setdefault(branches_alike(self._workload, self._mesh_keys[mesh]), []).append(mesh)
+            left = np.ones(len(places), bool)
+            for alike, its in together.items():
+                if alike is not None and len(its) >= _LEAST_LANES and table is self._of_mesh:
+                    self._work_out_together(table, its, meshes, entries, left, pipelines)
+            due: dict[int, list[int]] = {mesh: [] for mesh in pipelines}
+            for mesh, at in zip(meshes[left].tolist(), places[left].tolist(), strict=True):
+                due.setdefault(mesh, []).append(at)
+            for mesh, its in due.items():  # GPUs of many meshes are not all remembered
+                self._work_out(self._mesh_keys[mesh], table, its, pipelines.get(mesh, ()))
+        return table.figures(wanted)
+
+    def _work_out_together(
+        self,
+        table: _Table,
+        its: Sequence[int],
+        meshes: Ints,
+        entries: Ints,
+        left: Flags,
+        pipelines: dict[int, list[_Mesh]],
+    ) -> None:
+        """Prices what is unknown of meshes that branch alike, as far as all of them can be at once.
+
+        Args:
+            table: Of which addends.
+            its: The meshes, by their rows.
+            meshes: Of what is unknown, rows of meshes `[n]`.
+            entries: And entries `[n]`.
+            left: Of that, what is still to be priced; lanes that are priced here are taken off.
+            pipelines: What begins on each mesh; those that are worked out are taken off.
+        """
+        keys = [self._mesh_keys[mesh] for mesh in its]
+        states = [batching(self._workload, key[4], key[2]) for key in keys]
+        try:
+            gpus = ManyMeshes.of(self._workload, keys, [state.loads for state in states])
+        except Diverges as diverging:
+            for part in (diverging.taken, ~diverging.taken):
+                some = [mesh for mesh, taken in zip(its, part.tolist(), strict=True) if taken]
+                self._work_out_together(table, some, meshes, entries, left, pipelines)
+            return
+        parallel = any(key[0] * key[1] > 1 or key[2] > key[3] for key in keys)  # on one GPU all choices are one
+        lane_of = np.full(len(self._mesh_keys), -1)
+        lane_of[its] = range(len(its))
+        (mine,) = np.nonzero(lane_of[meshes] >= 0)
+        mine = mine[entries[mine].argsort(kind="stable")]
+        starts = np.flatnonzero(np.diff(entries[mine], prepend=-1))
+        for at in np.split(mine, starts[1:]) if len(mine) else ():
+            entry, lanes = int(entries[at[0]]), lane_of[meshes[at]]
+            if entry in table.alone or len(at) < _LEAST_LANES:
+                continue
+            price, choices, shares = table.entries[entry]
+            try:
+                whole = shares or not parallel
+                of_gpus = gpus if whole else gpus.some(lanes)
+                figures = of_gpus.figures(partial(_priced, price, choices))
+            except (TypeError, ValueError):  # what only a number can be asked
+                table.alone.add(entry)
+                continue
+            table.keep(meshes[at] * len(table.entries) + entry, figures[lanes] if whole else figures)
+            left[at] = False
+        self._begin_together(gpus, its, states, pipelines)
+
+    def _begin_together(
+        self, gpus: ManyMeshes, its: Sequence[int], states: Sequence[Batching], pipelines: dict[int, list[_Mesh]]
+    ) -> None:
+        """Works out what is kept of meshes, by their rows, and of pipelines that begin on them."""
+        choices, end = self._choices[self._sum.leaves], self._sum.end
+        lanes, keys = list[int](), list[_Mesh]()
+        for lane, mesh in enumerate(its):
+            keys += (new := pipelines.get(mesh, []))
+            lanes += [lane] * len(new)
+        try:
+            base = gpus.figures(lambda stacks, _: [*base_of(stacks[-1]), *(len(each.ranks) == 1 for each in stacks[0])])
+            if keys:
+                pp, of_pipelines = np.array([key[5] for key in keys]).view(Lanes), gpus.some(np.array(lanes))
+                of_pipelines.lanes = np.arange(len(keys))
+                sends = of_pipelines.figures(
+                    lambda stacks, at: [stream_send_s(stack[end], pp[at], each) for each in choices for stack in stacks]
+                )
+                rows = [self._pipelines[key] for key in keys]
+                self._send_s[rows] = sends.reshape(len(keys), len(choices), self._kinds)
+        except (TypeError, ValueError):
+            return
+        numbers = [
+            (*_numbers_of(state), most_sequences(self._workload, self._mesh_keys[mesh][2]))
+            for mesh, state in zip(its, states, strict=True)
+        ]
+        self._about[its] = np.concatenate([np.array(numbers), base], axis=1)
+        for mesh in its:
+            pipelines.pop(mesh, None)
 
     def _work_out(self, mesh: _Mesh, table: _Table, entries: Sequence[int], pipelines: Sequence[_Mesh]) -> None:
         """Prices what is unknown of a mesh and batch, and of its pipelines."""
@@ -551,10 +674,10 @@ class _Terms:
         rate, missed = state.tokens * pp / (state.step_s(*first_and_last) * gpus), _total(np.concatenate(excess))
         if factors.guarded:  # what a strategy's own kernels may be off is known to the last bit one by one
             kept = np.flatnonzero(missed == 0.0)
-            longest_of = self._longest(columns[kept], places[:, kept], known.addends[:, kept])
-            for at, longest in zip(kept.tolist(), longest_of, strict=True):
-                if surely_kept(workload, float(tpot_s[at]), float(ttft_s[at]), float(share[at]), longest):
-                    continue
+            longest = self._longest(columns[kept], places[:, kept], known.addends[:, kept])
+            surely = surely_kept(workload, tpot_s[kept], ttft_s[kept], share[kept], longest)
+            unsure: list[int] = kept[~surely].tolist()
+            for at in unsure:
                 strategy = columns[at]
                 loads = batching(workload, strategy.batch, strategy.attention_dp).loads
                 _, token, first = trusted(workload, strategy, loads, float(share[at]))
@@ -599,8 +722,8 @@ class _Terms:
         fullest = needed.argmax(axis=0), np.arange(len(pp))
         return total[fullest], kinds[1][fullest], needed[fullest]
 
-    def _longest(self, columns: Strategies, places: Floats, addends: Floats) -> list[float]:
-        """Factors on the time of each one's kernels and collectives that measured runs seldom exceed.
+    def _longest(self, columns: Strategies, places: Floats, addends: Floats) -> float:
+        """The largest factor on the time of any one's kernels and collectives, that measured runs seldom exceed.
 
         Few strategies keep all limits as predicted, so this is tabulated of those alone.
 
@@ -610,7 +733,7 @@ class _Terms:
             addends: Figures of their addends.
         """
         if not len(columns):
-            return []
+            return 1.0
         _, meshes = self._rows(columns, columns.batch)
         found = self._looked_up(self._of_guard, self._of_guard.wanted(meshes, places))
         seconds, longest = _by_kind(found[-1:], self._kinds)[0, :2].sum(axis=1)
@@ -619,7 +742,7 @@ class _Terms:
             own_s = addends[ops, :, : self._held].sum(axis=(0, 2)) + addends[tensors].sum(axis=(0, 2))
             seconds = seconds + often * own_s
             longest = longest + often * found[ops.start : tensors.stop, :, : self._kinds].sum(axis=(0, 2))
-        return (longest / seconds).tolist()
+        return float((longest / seconds).max())
 
     def _engine_excess(self, dims: Ints, pipelines: Ints) -> list[Floats]:
         """What an engine's rules are missed by `[1, n]`, 1 for each: see `EngineRules.refusals`."""

@@ -9,9 +9,10 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from sim.arrays import exp_of, log_of
 from sim.json_object import JsonObject
 from sim.prices.collectives import Collective
-from sim.prices.priced import EXACT, Interval, exp_of, log_of
+from sim.prices.priced import EXACT, Interval
 from sim.strategy import Strategy
 
 
@@ -43,7 +44,7 @@ class Violation:
     def excess(self) -> float:
         """How far the limit is missed, > 0: log(needed / allowed), or 1 where that says nothing (no divisor)."""
         if 0 < self.allowed < self.needed < math.inf:
-            return math.log(self.needed / self.allowed)
+            return log_of(self.needed / self.allowed)
         return 1.0
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
+from sim.arrays import Lanes, by_distinct, smaller
 from sim.layers.model import LayerGroup, Model
 from sim.layers.ops import Tensor
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
@@ -152,10 +153,10 @@ def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1, layer_
     idle = (1 - topk / held) ** everyone
     imbalance = workload.load_imbalance
     if workload.routing == "skewed" and layers.is_moe:
-        imbalance *= busiest_load(everyone, topk, experts, ep, redundant=redundant)
+        imbalance *= _busiest(everyone, ep, topk, experts, redundant)
     if layers.is_moe:
         imbalance *= local_experts * ep / held
-    imbalance = min(imbalance, ep)  # a rank cannot get more than all tokens
+    imbalance = smaller(imbalance, ep)  # a rank cannot get more than all tokens
     return LayerSizes(
         load=own,
         tokens=own.tokens,
@@ -165,6 +166,12 @@ def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1, layer_
         active_experts=local_experts * (1 - idle),
         columns=feature_widths(workload.model.hidden, layers),
     )
+
+
+def _busiest(tokens: float, ep: int, topk: float, experts: float, redundant: int) -> float:
+    if isinstance(tokens, Lanes) or isinstance(ep, Lanes):
+        return by_distinct(partial(_busiest, topk=topk, experts=experts, redundant=redundant), tokens, ep)
+    return busiest_load(tokens, topk, experts, ep, redundant=redundant)
 
 
 FEATURES = ("d", "q", "a", "e", "k", "f")

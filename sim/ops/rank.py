@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from sim.arrays import Lanes, by_distinct, picked
 from sim.layers.choices import HeldDim
 from sim.layers.mixers import Attention
 from sim.layers.model import FeedForward
 from sim.layers.ops import Layer, Tensor
 from sim.layers.sizes import GroupLoad, Load, element_bytes, layer_sizes, tensor_columns
-from sim.prices.collectives import Collective, carried, collective_price
+from sim.prices.collectives import Collective, carried, collective_price, collectives_price
 from sim.prices.curves import Gemm, GroupedGemm, KernelShape
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.mesh import MeshGroup, ep_group, tp_group
@@ -61,6 +62,7 @@ class Memo:
         ops: By name and choice of the op.
         vocabulary: Of embedding, LM head and sampling: a `sim.step.vocabulary_layers.VocabularyCost`.
         moves: Seconds of a tensor's redistributions, by name, the other side's degree and load, and the choices.
+        alike: Of many meshes' GPUs, seconds of a redistribution, by all that decides it.
     """
 
     ops: dict[tuple[str, int], OpCost] = field(default_factory=dict[tuple[str, int], OpCost])
@@ -68,6 +70,7 @@ class Memo:
     moves: dict[tuple[str, int, float, bool, tuple[int, ...]], tuple[float, ...]] = field(
         default_factory=dict[tuple[str, int, float, bool, tuple[int, ...]], tuple[float, ...]]
     )
+    alike: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
 @lru_cache(maxsize=64)
@@ -105,6 +108,7 @@ class Rank:
         group_gpus: GPUs of the group, of which tp share what an op shards; more where it shards two letters.
         axis, experts_axis: How collectives over the group and between groups name their axis.
         layer: Ops and tensors of such a layer.
+        in_lanes: Whether degrees and load are `sim.arrays.Lanes`: this is then a GPU of many meshes each.
         memo, memo_of_tokens: Costs of this GPU that are known, and those in which the experts have no part.
         sizes: The layer on one group, before the tp axis shards it.
         activation_each: Bytes per element of an activation.
@@ -144,12 +148,26 @@ class Rank:
         self.expert_dtype: Dtype = workload.model.expert_dtype or workload.precisions.weights
         self._widths = _widths(workload, layer_group, layer)
         self.memo = Memo()
-        self.memo_of_tokens = _memo_of_tokens(workload, layer_group, tp, cp, self.sizes.load, load.cached_tokens)
+        self.in_lanes = isinstance(tp, Lanes)
+        if self.in_lanes:
+            self.memo_of_tokens = Memo()
+        else:
+            self.memo_of_tokens = _memo_of_tokens(workload, layer_group, tp, cp, self.sizes.load, load.cached_tokens)
 
     def with_workload(self, workload: Workload) -> Rank:
         """The same GPU of a workload that differs in what no layer knows, with nothing known of its costs."""
         found = copy.copy(self)
         found.workload, found.memo, found.memo_of_tokens = workload, Memo(), Memo()
+        return found
+
+    def of_lanes(self, lanes: Any) -> Rank:
+        """The same GPUs in some lanes alone, with nothing known of their costs."""
+        found = copy.copy(self)
+        for name in ("load", "tp", "ep", "head_tp", "copies", "group_gpus", "tp_group"):
+            setattr(found, name, picked(getattr(self, name), lanes))
+        sizes = self.sizes
+        found.sizes = replace(sizes, **{each.name: picked(getattr(sizes, each.name), lanes) for each in fields(sizes)})
+        found.memo, found.memo_of_tokens = Memo(), Memo()
         return found
 
     @property
@@ -193,6 +211,8 @@ class Rank:
 
     def heads_of(self, degree: int) -> tuple[int, int]:
         """The same where so many GPUs share the heads."""
+        if isinstance(degree, Lanes):
+            return by_distinct(self.heads_of, degree)
         attention = self.attention
         heads, sharing = math.ceil(attention.heads / degree), attention.heads // attention.kv_heads
         last_offset = sharing - math.gcd(heads, sharing)
@@ -263,13 +283,14 @@ class Rank:
         if members.degree == 1:
             return ()
         priced = self._price(kind, axis, members, tensor_bytes, activation_each)
-        sent_bytes = tensor_bytes * sent_share(kind, members.degree)
+        sent_bytes = math.nan if self.in_lanes else tensor_bytes * sent_share(kind, members.degree)
         return (carried(kind, axis, members.degree, tensor_name, sent_bytes, priced),)
 
     def _price(
         self, kind: str, axis: str, members: MeshGroup, tensor_bytes: float, activation_each: float
     ) -> PricedKernel:
-        return collective_price(self.workload.hardware, kind, members, tensor_bytes, axis, activation_each)
+        price = collectives_price if self.in_lanes else collective_price
+        return price(self.workload.hardware, kind, members, tensor_bytes, axis, activation_each)
 
 
 # --- kernels that it launches -----------------------------------------------------------------------

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from sim.arrays import add_up
 from sim.layers.mixers import (
     Attention,
     CompressedAttention,
@@ -398,7 +399,7 @@ def _as_measured(
     last, curves = kernels[-1], rank.workload.hardware.curves
     if shape is None or curves is None or curves.kernel(shape, last.math_dtype, last.stream_dtype) is None:
         return kernels
-    traffic = 0.0 if shape.prompts else sum(each.traffic_bytes for each in kernels)
+    traffic = 0.0 if shape.prompts else add_up([each.traffic_bytes for each in kernels])
     return [last._replace(flops=last.flops * share, traffic_bytes=traffic, shape=shape)]
 
 

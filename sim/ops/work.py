@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+from sim.arrays import add_up
 from sim.layers.choices import kept_tensors
 from sim.layers.declared import DeclaredWork, declared_choices
 from sim.layers.ops import FusedOp, gathers_weight
@@ -16,7 +17,7 @@ from sim.ops.rank import Rank, Work, elementwise, gemm
 from sim.ops.residuals import mix_after, mix_before
 from sim.ops.token_mixers import token_mixer
 from sim.ops.two_letters import grid_work
-from sim.prices.collectives import Collective, carried, expert_all_to_all
+from sim.prices.collectives import Collective, carried, expert_all_to_all, expert_all_to_alls
 from sim.prices.curves import ExpertActivation, ExpertRouting, Gemm, GroupedGemm, Permute
 from sim.prices.dtypes import DTYPE_BYTES, Dtype
 from sim.prices.mesh import MeshGroup, group
@@ -208,7 +209,7 @@ def _streamed(rank: Rank, op: FusedOp, label: str) -> tuple[float, float]:
     """Bytes of the output, and of it and every input, each written or read once."""
     output, *inputs = kept_tensors(op, rank.layer, op.labels.index(label) if label in op.labels else NONE)
     output_bytes = rank.local_bytes(*output)
-    return output_bytes, output_bytes + sum([rank.local_bytes(*each) for each in inputs])
+    return output_bytes, output_bytes + (add_up if rank.in_lanes else sum)([rank.local_bytes(*each) for each in inputs])
 
 
 def router_work(rank: Rank, op: FusedOp, label: str) -> Work:
@@ -319,7 +320,8 @@ def _expert_all_to_all(
         share = 1 / rank.tp if label == "t" else 1.0
     most = max(copies, rank.sizes.tokens * topk * share)
     shape = (most / topk, columns, each, feed_forward.experts, topk)
-    priced = expert_all_to_all(hardware, op.kind, rank.ep_group, *shape, rank.workload.deepep_mode)
+    price = expert_all_to_alls if rank.in_lanes else expert_all_to_all
+    priced = price(hardware, op.kind, rank.ep_group, *shape, rank.workload.deepep_mode)
     sent_bytes = most * columns * each * (rank.ep - 1) / rank.ep
     return (carried("all_to_all", rank.experts_axis, rank.ep, "routed tokens", sent_bytes, priced),)
 

@@ -26,6 +26,7 @@ from sim.prices.collectives import stage_send_s
 from sim.prices.dtypes import DTYPE_BYTES
 from sim.prices.engine import BARE
 from sim.prices.mesh import MeshGroup
+from sim.serving.phases import in_step_s
 from sim.simulate import evaluate
 from sim.step.stage import needed_and_allowed_bytes
 from sim.strategy import Strategy
@@ -152,7 +153,7 @@ def _with_experts(
             return
         period_s = layer_period_s(count, attention.layer_s, experts.layer_s, sent, back)
         engine_s = times.step_s + times.sequence_s * math.ceil(count * batch * tp / gpus)
-        tpot_s = times.decode_s(layers * period_s + count * attention.rest_s) + engine_s
+        tpot_s = in_step_s(times, layers * period_s + count * attention.rest_s) + engine_s
         tpot_s /= workload.tokens_per_step
         if max(attention.factor, experts.factor) * tpot_s > workload.tpot_limit_s:
             continue

@@ -11,13 +11,11 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from math import exp, log
-from operator import mul
 from typing import Any
 
 import numpy as np
 
-from sim.arrays import Floats
+from sim.arrays import Floats, dot, exp_of, larger, log_of, smaller
 from sim.json_object import JsonFields
 from sim.prices import grid_terms, mixer_terms, terms
 from sim.prices.dtypes import BYTES
@@ -123,11 +121,11 @@ class Calibration:
     def gemm_us(self, engine: str, dtype: str, m: float, n: float, k: float, kernel: str = "") -> float:
         """C[m, n] = A[m, k] B[k, n] with weights and arithmetic in `dtype`, by one of the engine's kernels if named."""
         series = f"gemm/{engine}/{dtype}/{kernel}" if kernel else f"gemm/{engine}/{dtype}"
-        fitted = exp(self.table(series)(log(m), log(n), log(k)))
+        fitted = exp_of(self.table(series)(log_of(m), log_of(n), log_of(k)))
         each = BYTES[dtype]
         flop_us = 2 * m * n * k / self.machine.flop_per_us[dtype]
         streamed = each * (m * k + n * k) + 2 * m * n - self.cached_bytes
-        return max(fitted, flop_us, streamed / self.machine.hbm_bytes_per_us)
+        return larger(fitted, flop_us, streamed / self.machine.hbm_bytes_per_us)
 
     def attention_decode_us(
         self,
@@ -160,18 +158,18 @@ class Calibration:
         if multi_head is None:
             multi_head = group == 1
         prefix = f"attention_decode/{engine}/{kv_dtype}/"
-        point = (log(streams), log(kv_len), log(group), log(head_dim))
+        point = (log_of(streams), log_of(kv_len), log_of(group), log_of(head_dim))
         if multi_head:
             fitted = self.table(self.windowed(prefix + "mha", windowed))(*point)
         else:
             series = self.windowed(prefix + "gqa", windowed)
-            fitted = self.table(series)(*point[:2], log(min(group, WIDEST_GROUP)), point[3])
+            fitted = self.table(series)(*point[:2], log_of(smaller(group, WIDEST_GROUP)), point[3])
             if group > WIDEST_GROUP:
-                fitted = max(fitted, self.table(self.windowed(prefix + "wide", windowed))(*point))
+                fitted = larger(fitted, self.table(self.windowed(prefix + "wide", windowed))(*point))
         streamed = 2 * streams * kv_len * head_dim * BYTES[kv_dtype] - self.cached_bytes
         byte_us = streamed / self.machine.hbm_bytes_per_us
         flop_us = 4 * sequences * heads * head_dim * kv_len / self.machine.flop_per_us["bf16"]
-        return max(exp(fitted), byte_us, flop_us)
+        return larger(exp_of(fitted), byte_us, flop_us)
 
     def attention_prefill_us(
         self,
@@ -192,10 +190,10 @@ class Calibration:
         series = self.windowed(f"attention_prefill/{engine}/{dtype}/{kv_dtype}", windowed)
         flop_us = 2 * sequences * heads * head_dim * tokens * tokens / self.machine.flop_per_us[dtype]
         if "grid" in self.series[series]:
-            point = (log(sequences * heads), log(tokens), log(heads / kv_heads), log(head_dim))
-            return max(exp(self.table(series)(*point)), flop_us)
+            point = (log_of(sequences * heads), log_of(tokens), log_of(heads / kv_heads), log_of(head_dim))
+            return larger(exp_of(self.table(series)(*point)), flop_us)
         phi = terms.attention_prefill(self.machine, sequences, tokens, heads, kv_heads, head_dim, dtype)
-        return max(self._sum(series, phi), flop_us)
+        return larger(self._sum(series, phi), flop_us)
 
     def windowed(self, series: str, windowed: bool) -> str:
         """The series of an attention under a sliding window, where one was measured, or that of the whole context."""
@@ -208,9 +206,11 @@ class Calibration:
         byte_us = (sequences * kv_len * 576 * BYTES[kv_dtype] - self.cached_bytes) / self.machine.hbm_bytes_per_us
         flop_us = 2 * sequences * heads * kv_len * 1088 / self.machine.flop_per_us["bf16"]
         if "grid" in self.series[series]:
-            return max(exp(self.table(series)(log(sequences), log(kv_len), log(heads))), byte_us, flop_us)
+            return larger(
+                exp_of(self.table(series)(log_of(sequences), log_of(kv_len), log_of(heads))), byte_us, flop_us
+            )
         point = np.log(np.array([[sequences, kv_len, heads]], dtype=float))
-        return max(self._sum(series, grid_phi(series, self.machine)(point)[0].tolist()), byte_us, flop_us)
+        return larger(self._sum(series, grid_phi(series, self.machine)(point)[0].tolist()), byte_us, flop_us)
 
     def sparse_attention_us(self, series: str, sizes: Sequence[float]) -> float:
         """Sparse attention between its projections; sizes as `mixer_terms.sparse_attention` takes them."""
@@ -233,12 +233,12 @@ class Calibration:
     def moe_permute_us(self, series: str, tokens: float, rows: float, hidden: float) -> float:
         """Copies of tokens into their experts' order, or their weighted sum on the way back."""
         byte_us = (tokens + rows) * hidden * 1 / self.machine.hbm_bytes_per_us
-        return max(self._piece(series, "permute", terms.permute(self.machine, tokens, rows, hidden)), byte_us)
+        return larger(self._piece(series, "permute", terms.permute(self.machine, tokens, rows, hidden)), byte_us)
 
     def moe_activation_us(self, series: str, rows: float, width: float) -> float:
         """The activation on rows of `width` (after gating)."""
         phi = terms.expert_activation(self.machine, rows, width)
-        return max(self._piece(series, "activation", phi), rows * width / self.machine.hbm_bytes_per_us)
+        return larger(self._piece(series, "activation", phi), rows * width / self.machine.hbm_bytes_per_us)
 
     def grouped_gemm_us(
         self,
@@ -255,7 +255,7 @@ class Calibration:
         """Rows of all local experts through their [inner, columns] weights."""
         phi = terms.grouped_gemm(self.machine, rows, active, local, inner, columns, dtype, skewed=skewed)
         light_us = self._grouped_light_us(rows, active, inner * columns, dtype)
-        return max(self._piece(series, "grouped_gemm", phi), light_us)
+        return larger(self._piece(series, "grouped_gemm", phi), light_us)
 
     def moe_layer_us(
         self,
@@ -279,23 +279,23 @@ class Calibration:
         dtype = dtype or series.rpartition("/")[2]
         active, rows, local = drawn_experts(tokens, topk, experts, ep, skewed=skewed, exponent=exponent)
         gate = 1 if is_plain(series) else 2
-        light_us = self._grouped_light_us(rows, min(active, local), (gate + 1) * hidden * width, dtype)
+        light_us = self._grouped_light_us(rows, smaller(active, local), (gate + 1) * hidden * width, dtype)
         priced = f"{series.rpartition('/')[0]}/{dtype}"
         shape = (tokens, hidden, width, topk, experts, ep)
         phi = moe_layer_terms(self.machine, priced, *shape, skewed=skewed, exponent=exponent)
-        return max(self._sum(series, phi), light_us)
+        return larger(self._sum(series, phi), light_us)
 
     def _grouped_light_us(self, rows: float, active: float, area: float, dtype: str) -> float:
         flop_us = 2 * rows * area / self.machine.flop_per_us[dtype]
-        return max(flop_us, (active * area * BYTES[dtype] - self.cached_bytes) / self.machine.hbm_bytes_per_us)
+        return larger(flop_us, (active * area * BYTES[dtype] - self.cached_bytes) / self.machine.hbm_bytes_per_us)
 
     # --- messages ----------------------------------------------------------------------------------
 
     def collective_us(self, series: str, kind: str, degree: float, message_bytes: float) -> float:
         """A collective inside a node; the message is the largest buffer of a rank (nccl-tests' convention)."""
         share = (2 if kind == "all_reduce" else 1) * (degree - 1) / degree
-        fitted = exp(self.table(series)(log(max(message_bytes, 1.0)), log(degree)))
-        return max(fitted, message_bytes * share / self.machine.nvlink_bytes_per_us)
+        fitted = exp_of(self.table(series)(log_of(larger(message_bytes, 1.0)), log_of(degree)))
+        return larger(fitted, message_bytes * share / self.machine.nvlink_bytes_per_us)
 
     def expert_all_to_all_us(
         self,
@@ -321,8 +321,10 @@ class Calibration:
             phi = terms.expert_all_to_all_terms(
                 self.machine, tokens, width_bytes * across, experts, topk, nodes, low_latency=low_latency
             )
-            time_us = max(time_us, self._sum(prefix + "inter", phi))
-        return max(time_us, self.expert_all_to_all_light_us(tokens, width_bytes, topk, nodes, low_latency=low_latency))
+            time_us = larger(time_us, self._sum(prefix + "inter", phi))
+        return larger(
+            time_us, self.expert_all_to_all_light_us(tokens, width_bytes, topk, nodes, low_latency=low_latency)
+        )
 
     def expert_all_to_all_light_us(
         self, tokens: float, width_bytes: float, topk: float, nodes: float, *, low_latency: bool
@@ -342,9 +344,9 @@ class Calibration:
             self.machine.nvlink_bytes_per_us if tier == "intra" else self.machine.network_bytes_per_us
         )
         slower = self._links_slower()[0 if tier == "intra" else 1]
-        time_us = max(self._sum(f"send_recv/{tier}", terms.send_recv(message_bytes * slower)), light_us)
+        time_us = larger(self._sum(f"send_recv/{tier}", terms.send_recv(message_bytes * slower)), light_us)
         if tier == "inter" and "send_recv/intra" in self.series:
-            return max(time_us, self.send_recv_us("intra", message_bytes))
+            return larger(time_us, self.send_recv_us("intra", message_bytes))
         return time_us
 
     def _links_slower(self) -> tuple[float, float]:
@@ -358,12 +360,12 @@ class Calibration:
     # --- coefficients ------------------------------------------------------------------------------
 
     def _sum(self, series: str, phi: list[float]) -> float:
-        return sum(map(mul, self.series[series]["terms"], phi))
+        return dot(self.series[series]["terms"], phi)
 
     def _piece(self, series: str, piece: str, phi: list[float]) -> float:
         coefficients = self.series[series]["terms"]
         start, stop = _PIECES[piece]
-        return coefficients[0] + sum(map(mul, coefficients[start:stop], phi))
+        return coefficients[0] + dot(coefficients[start:stop], phi)
 
     def _grid_vertices(self, grid: str) -> tuple[list[Floats], Floats]:
         axes = [np.log(np.array(axis, dtype=float)) for axis in self.data["grids"][grid]["axes"]]

@@ -16,15 +16,19 @@ its members alone (`CollectiveModel.links_used`): its bytes take as long as thos
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from sim.arrays import Floats, Lanes, by_distinct, in_lanes, larger, numbered
 from sim.prices.calibration import DISPATCH_EACH
 from sim.prices.curves import MEMOISED, DeepepMode
 from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint, Protocol
 from sim.prices.mesh import MeshGroup
-from sim.prices.priced import EXACT, Interval, PricedKernel, error_interval, mean_error, wider
+from sim.prices.priced import EXACT, UNSURE, Interval, PricedKernel, error_interval, mean_error, wider
 from sim.prices.roofline import Kernel, kernel_time
 from sim.prices.torus import best_torus_time_s
 from sim.sharding.redistribute import sent_share
@@ -90,10 +94,52 @@ def _modelled(model: CollectiveModel, kind: str, group: MeshGroup, tensor_bytes:
     """Seconds of the fastest algorithm and its name; 0 when there is none, as for a group of one."""
     if model.torus and group.nodes == 1:
         return best_torus_time_s(model.torus, kind, group.degree, tensor_bytes), "rings of a torus"
+    if isinstance(group.degree, Lanes):
+        which, groups = numbered(*group)
+        latency_s, seconds_per_byte, algorithm = _envelopes(model, kind, groups)
+        of_lines_s = latency_s.take(which, axis=1) + tensor_bytes * seconds_per_byte.take(which, axis=1)
+        return of_lines_s.min(axis=0).view(Lanes), algorithm
     lines = _envelope(model, kind, group)
+    if isinstance(tensor_bytes, Lanes):
+        return larger(*[-line.latency_s - tensor_bytes * line.seconds_per_byte for line in lines]) * -1, ""
     return min(
         [(line.latency_s + tensor_bytes * line.seconds_per_byte, line.algorithm) for line in lines], default=(0.0, "")
     )
+
+
+def in_lanes_s(price_s: Callable[..., Any], members: MeshGroup, *sizes: Any) -> Any:
+    """Seconds of what is sent in lanes, whose groups or sizes may differ.
+
+    Args:
+        price_s: Seconds, from a group and sizes.
+        members: The groups.
+        sizes: Each of them a number, or one per lane.
+    """
+
+    def of_columns(*columns: Any) -> Any:
+        return price_s(MeshGroup(*columns[:3]), *columns[3:])
+
+    return in_lanes(of_columns, *members, *sizes)
+
+
+def collectives_price(
+    hardware: Hardware, kind: str, groups: MeshGroup, tensor_bytes: Any, axis: str, activation_each: float
+) -> PricedKernel:
+    """`collective_price` in lanes: seconds alone."""
+
+    def price_s(group: MeshGroup, size: Any) -> Any:
+        return collective_price.__wrapped__(hardware, kind, group, size, axis, activation_each).time_s
+
+    return PricedKernel(in_lanes_s(price_s, groups, tensor_bytes), *UNSURE)
+
+
+def expert_all_to_alls(hardware: Hardware, side: str, groups: MeshGroup, *shape: Any) -> PricedKernel:
+    """`expert_all_to_all` in lanes: seconds alone."""
+
+    def price_s(group: MeshGroup, *sizes: Any) -> Any:
+        return expert_all_to_all.__wrapped__(hardware, side, group, *sizes).time_s
+
+    return PricedKernel(in_lanes_s(price_s, groups, *shape), *UNSURE)
 
 
 IN_FP8 = DISPATCH_EACH / 2
@@ -145,7 +191,8 @@ def _gather_in_fp8(hardware: Hardware, group: MeshGroup, tensor_bytes: float, ax
     both_s = 0.0
     for whole_bytes in (tensor_bytes / group.degree, tensor_bytes):
         converts = Kernel("elementwise", "bf16", "bf16", whole_bytes, whole_bytes * (1 + IN_FP8))
-        both_s += kernel_time(hardware, converts).total_s
+        of = kernel_time.__wrapped__ if isinstance(whole_bytes, Lanes) else kernel_time
+        both_s += of(hardware, converts).total_s
     priced = hardware.errors.extrapolating(sent.time_s + both_s, "all-gathers in fp8")
     return priced._replace(algorithm=f"{sent.algorithm}, in fp8", sent=IN_FP8)
 
@@ -167,23 +214,23 @@ def carried(
 
 
 def _uncompressed(hardware: Hardware, kind: str, group: MeshGroup, tensor_bytes: float, axis: str) -> PricedKernel:
-    exposed = 1 - hardware.communication_overlap
+    exposed, one_node = 1 - hardware.communication_overlap, bool(group.nodes == 1)
     time_s, algorithm = _modelled(hardware.collectives, kind, group, tensor_bytes)
-    if hardware.collectives.torus and group.nodes == 1:
+    if hardware.collectives.torus and one_node:
         return at_link_peak(hardware, time_s * exposed)._replace(algorithm=algorithm)
     curves = hardware.curves
     inside = min(group.degree, hardware.node_gpus)
     as_switched = tensor_bytes / hardware.collectives.links_used(inside)
     fitted = curves.collective(kind, inside, as_switched) if curves else None
     modelled = kind == "all_reduce" and hardware.collectives.algorithm not in ("", "ring")
-    if fitted is not None and group.nodes == 1 and not (modelled and (algorithm != NVLS or time_s > fitted.time_s)):
+    if fitted is not None and one_node and not (modelled and (algorithm != NVLS or time_s > fitted.time_s)):
         return fitted._replace(time_s=fitted.time_s * exposed)
-    where = f"{kind.replace('_', '-')} over {axis} across {_across(group)}" if group.nodes > 1 else ""
+    where = f"{kind.replace('_', '-')} over {axis} across {_across(group)}" if not one_node else ""
     if modelled and not where:
         where = f"all-reduce by the latency model of {algorithm}"
     if fitted is None:
         return hardware.errors.by_medians(time_s * exposed, where)._replace(algorithm=algorithm)
-    return hardware.errors.extrapolating(max(time_s, fitted.time_s) * exposed, where)._replace(algorithm=algorithm)
+    return hardware.errors.extrapolating(larger(time_s, fitted.time_s) * exposed, where)._replace(algorithm=algorithm)
 
 
 def at_link_peak(hardware: Hardware, time_s: float) -> PricedKernel:
@@ -274,7 +321,7 @@ def expert_all_to_all_time_s(model: CollectiveModel, side: str, group: MeshGroup
     if model.torus and group.nodes == 1:
         tensor_bytes = sent_bytes / sent_share("all_to_all", group.degree)
         intra_s = best_torus_time_s(model.torus, "all_to_all", group.degree, tensor_bytes)
-    return _latency_at_nodes(kernel.latency_s, group.nodes) + max(intra_s, inter_s)
+    return _latency_at_nodes(kernel.latency_s, group.nodes) + larger(intra_s, inter_s)
 
 
 def send_recv_time_s(link: PointToPoint, *, same_node: bool, sent_bytes: float) -> float:
@@ -285,6 +332,8 @@ def send_recv_time_s(link: PointToPoint, *, same_node: bool, sent_bytes: float) 
 
 
 def _latency_at_nodes(latency_s: tuple[float, ...], nodes: int) -> float:
+    if isinstance(nodes, Lanes):
+        return by_distinct(partial(_latency_at_nodes, latency_s), nodes)
     position = math.log2(nodes)
     last = len(latency_s) - 1
     if last == 0:
@@ -292,6 +341,19 @@ def _latency_at_nodes(latency_s: tuple[float, ...], nodes: int) -> float:
     left = min(int(position), last - 1)
     slope = latency_s[left + 1] - latency_s[left]
     return latency_s[left] + slope * (position - left)
+
+
+@lru_cache(maxsize=1024)
+def _envelopes(
+    model: CollectiveModel, kind: str, groups: tuple[tuple[int, int, bool], ...]
+) -> tuple[Floats, Floats, str]:
+    """Latencies and seconds per byte of the lines of some groups, `[lines, groups]`, and the algorithm of them all."""
+    each = [_envelope(model, kind, MeshGroup(*group)) or (Line(0.0, 0.0, ""),) for group in groups]
+    most = max(map(len, each))
+    padded = [[*lines, *[lines[0]] * (most - len(lines))] for lines in each]
+    names = {line.algorithm for lines in each for line in lines}
+    of_lines = np.array([[line[:2] for line in lines] for lines in padded], dtype=float).transpose(2, 1, 0).copy()
+    return of_lines[0], of_lines[1], names.pop() if len(names) == 1 else ""
 
 
 @lru_cache(maxsize=4096)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from sim.arrays import Lanes, larger
 from sim.prices.calibration import COMBINE_EACH, DISPATCH_EACH, FEW_EXPERTS, WIDEST_GROUP, Calibration, is_plain
 from sim.prices.dtypes import BYTES, Dtype
 from sim.prices.kernel_fallbacks import (
@@ -23,7 +24,7 @@ from sim.prices.kernel_fallbacks import (
     sources,
 )
 from sim.prices.mixer_shapes import Convolution, SparseAttention, StateScan
-from sim.prices.priced import Interval, PricedKernel, error_interval, mean_error, together, wider
+from sim.prices.priced import UNSURE, Interval, PricedKernel, error_interval, mean_error, together, wider
 
 
 class Gemm(NamedTuple):
@@ -357,7 +358,7 @@ class Curves:
     def _beyond_measured_layers(self, series: str, inner: float, half: float, columns: float) -> str:
         """What says that no measured layer has such a GEMM, neither as its first nor as its second, or ""."""
         ranges = self.calibration.series[series].get("range", {})
-        if "width_per_hidden" not in ranges:
+        if "width_per_hidden" not in ranges or isinstance(inner, Lanes) or isinstance(columns, Lanes):
             return ""
         for hidden, width in ((inner, half), (columns, inner)):
             layer = {"hidden": hidden, "width": width, "width_per_hidden": width / hidden}
@@ -438,7 +439,7 @@ class Curves:
             rest = (side, tokens, columns, each, experts, topk, per_node, nodes, mode)
             return beside and beside.expert_all_to_all(*rest)
         # More tokens never take less: at the switch the normal kernels may, by the curves.
-        time_us = max(time_us, price(side, tokens * sent_share, *shape, mode="normal", sms=_NORMAL_SMS))
+        time_us = larger(time_us, price(side, tokens * sent_share, *shape, mode="normal", sms=_NORMAL_SMS))
         return self._priced(many, time_us, sizes, "")
 
     def send_recv(self, *, same_node: bool, sent_bytes: float) -> PricedKernel | None:
@@ -512,7 +513,9 @@ class Curves:
         few: bool = False,
         unmeasured: str = "",
     ) -> PricedKernel:
-        """Attaches the error of a series and says which of its sizes lie outside what was measured."""
+        """Attaches the error of a series and says which of its sizes lie outside what was measured; not of lanes."""
+        if isinstance(time_us, Lanes):
+            return PricedKernel(time_us * 1e-6, *UNSURE)
         error, interval, ranges, fallback = self._trusted(series, dtype, few=few)
         unmeasured = unmeasured or fallback
         for index, ((low, high), size) in enumerate(zip(ranges, sizes)):  # noqa: B905 fewer sizes than columns are fine

@@ -67,14 +67,6 @@ class EngineTimes:
     kernel_factor: float = 1.0
     prompt_factor: float = 1.0
 
-    def decode_s(self, kernels_s: Any) -> Any:
-        """Seconds of the kernels of a step that decodes alone."""
-        return self.kernel_factor * kernels_s
-
-    def mixed_s(self, kernels_s: Any) -> Any:
-        """Seconds of the kernels of one that carries prompts."""
-        return self.kernel_factor * self.prompt_factor * kernels_s
-
 
 BARE = EngineTimes(0.0, 0.0, 1.0)
 """Of the bare machine, where kernels and collectives are all that takes time."""

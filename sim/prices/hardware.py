@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sim.arrays import exp_of
 from sim.prices.curves import Curves
 from sim.prices.dtypes import Dtype
-from sim.prices.priced import Interval, PricedKernel, error_interval, exp_of
+from sim.prices.priced import Interval, PricedKernel, error_interval
 from sim.prices.torus import Torus
 
 EngineName = Literal["trtllm", "vllm", "sglang"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
+
+from sim.arrays import Lanes, by_distinct
 
 
 class MeshGroup(NamedTuple):
@@ -46,6 +49,12 @@ def group(stride: int, degree: int, node_gpus: int, rack_gpus: int = 0, gaps: bo
     >>> group(1, 16, 72).nodes, group(1, 16, 72, gaps=True).nodes
     (2, 1)
     """
+    if isinstance(stride, Lanes) or isinstance(degree, Lanes):
+        return MeshGroup(*by_distinct(partial(_group, node_gpus, rack_gpus, gaps), stride, degree))
+    return _group(node_gpus, rack_gpus, gaps, stride, degree)
+
+
+def _group(node_gpus: int, rack_gpus: int, gaps: bool, stride: int, degree: int) -> MeshGroup:
     nodes = 1 if gaps and stride * degree <= node_gpus else _spanned(stride, degree, node_gpus)
     racked = nodes > 1 and rack_gpus > node_gpus and _spanned(stride, degree, rack_gpus) == 1
     return MeshGroup(degree, math.ceil(degree / nodes), racked)
@@ -74,6 +83,12 @@ def stage_pair(tp: int, ep: int, pp: int, node_gpus: int, rack_gpus: int = 0, ga
     (1, 2)
     """
     gpus = tp * ep * pp
+    if isinstance(gpus, Lanes):
+        return MeshGroup(*by_distinct(partial(_pair, node_gpus, rack_gpus, gaps), gpus))
+    return _pair(node_gpus, rack_gpus, gaps, gpus)
+
+
+def _pair(node_gpus: int, rack_gpus: int, gaps: bool, gpus: int) -> MeshGroup:
     if node_gpus % gpus == 0 or (gaps and gpus <= node_gpus):
         return MeshGroup(2, 2)
     return MeshGroup(2, 1, racked=rack_gpus > node_gpus and rack_gpus % gpus == 0)

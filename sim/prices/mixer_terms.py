@@ -6,8 +6,7 @@ cache. Every term is non-decreasing in sequences, new tokens, cached tokens and 
 
 from __future__ import annotations
 
-from math import log1p, sqrt
-
+from sim.arrays import larger, log1p_of, sqrt_of
 from sim.prices.machine import Machine
 
 _TILE_HEADS = 64
@@ -51,20 +50,20 @@ def sparse_attention(
     keys += _reach(end, window) - _reach(cached, window) if window else 0.0
     scored = tokens * (cached + tokens / 2) / ratio if index_width else 0.0
     rate, hbm = machine.flop_per_us["bf16"], machine.hbm_bytes_per_us
-    flop, padded = (2 * sequences * keys * each * pair_width / rate for each in (heads, max(heads, _TILE_HEADS)))
+    flop, padded = (2 * sequences * keys * each * pair_width / rate for each in (heads, larger(heads, _TILE_HEADS)))
     byte, index_flop = (
         sequences * keys * row_bytes / hbm,
         2 * sequences * scored * index_width / machine.flop_per_us["fp8"],
     )
     index_byte = sequences * end / ratio * _INDEX_ROW / hbm if index_width else 0.0
     terms = [1.0, flop, padded, byte, index_flop, index_byte, sequences * scored * 4 / hbm]
-    terms += [new * heads * query_width * 4 / hbm, new / 1e3, end / 1e4, log1p(end), sequences / 1e2]
-    terms += [sqrt(byte), sqrt(index_flop), sqrt(flop), new * 4096 * ratio / hbm if window else 0.0]
-    terms += [max(0.0, new * max(1.0, heads / _TILE_HEADS) - machine.sms) / 1e3]
-    terms += [max(0.0, flop - at) for at in (30, 100, 300, 1000)] + [
-        max(0.0, byte - at) for at in (2, 8, 30, 100, 1000)
+    terms += [new * heads * query_width * 4 / hbm, new / 1e3, end / 1e4, log1p_of(end), sequences / 1e2]
+    terms += [sqrt_of(byte), sqrt_of(index_flop), sqrt_of(flop), new * 4096 * ratio / hbm if window else 0.0]
+    terms += [larger(0.0, new * larger(1.0, heads / _TILE_HEADS) - machine.sms) / 1e3]
+    terms += [larger(0.0, flop - at) for at in (30, 100, 300, 1000)] + [
+        larger(0.0, byte - at) for at in (2, 8, 30, 100, 1000)
     ]
-    terms += [max(0.0, index_flop - 100), *(max(0.0, new - at) / 1e3 for at in (64, 512, 2048, 8192))]
+    terms += [larger(0.0, index_flop - 100), *(larger(0.0, new - at) / 1e3 for at in (64, 512, 2048, 8192))]
     return [*terms, sequences * keys * heads / 1e7, scored * sequences / 1e8]
 
 
@@ -77,8 +76,8 @@ def convolution(machine: Machine, sequences: float, tokens: float, width: float)
     """A short convolution over `width` channels of so many tokens of each sequence."""
     rows = sequences * tokens
     byte, hbm = rows * width * 4 / machine.hbm_bytes_per_us, machine.hbm_bytes_per_us
-    terms = [1.0, byte, sequences * width * 12 / hbm, rows / 1e3, sqrt(byte), tokens / 1e3, sequences / 1e2]
-    return terms + [max(0.0, byte - at) for at in (5, 50)]
+    terms = [1.0, byte, sequences * width * 12 / hbm, rows / 1e3, sqrt_of(byte), tokens / 1e3, sequences / 1e2]
+    return terms + [larger(0.0, byte - at) for at in (5, 50)]
 
 
 def state_scan(
@@ -91,7 +90,7 @@ def state_scan(
     rows, state, hbm = sequences * tokens, heads * key_dim * value_dim, machine.hbm_bytes_per_us
     byte, streamed = sequences * state * 8 / hbm, rows * (width + 2 * heads * value_dim) * 2 / hbm
     flop = rows * (4 * state + 128 * heads * (2 * key_dim + value_dim)) / machine.flop_per_us["bf16"]
-    waves = max(1.0, sequences * heads / machine.sms)
-    terms = [1.0, byte, streamed, flop, tokens / 1e3, waves * tokens / 1e3, sequences * heads / 1e3, sqrt(byte)]
-    terms += [sqrt(streamed), sqrt(flop), rows / 1e3, waves]
-    return terms + [max(0.0, byte - at) for at in (2, 10)] + [max(0.0, streamed - at) for at in (10, 100)]
+    waves = larger(1.0, sequences * heads / machine.sms)
+    terms = [1.0, byte, streamed, flop, tokens / 1e3, waves * tokens / 1e3, sequences * heads / 1e3, sqrt_of(byte)]
+    terms += [sqrt_of(streamed), sqrt_of(flop), rows / 1e3, waves]
+    return terms + [larger(0.0, byte - at) for at in (2, 10)] + [larger(0.0, streamed - at) for at in (10, 100)]

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
+from sim.arrays import exp_of, hypot_of, log_of
 
 Interval = tuple[float, float]
 """Relative factors (low, high): in 90 % of cases the true time lies within [low, high] times the time given."""
 EXACT: Interval = (1.0, 1.0)
+UNSURE: tuple[float, Interval] = (math.nan, (math.nan, math.nan))
+"""Error and interval of what is priced in lanes, for seconds alone."""
 
 
 class PricedKernel(NamedTuple):
@@ -83,20 +85,3 @@ def mean_error(interval: Interval) -> float:
 def wider(first: Interval, second: Interval) -> Interval:
     """The narrowest interval that holds both."""
     return min(first[0], second[0]), max(first[1], second[1])
-
-
-def exp_of(x: Any) -> Any:
-    """`math.exp` of a float, or at each place of an array `[n]`: numpy's own differs in a last bit."""
-    return np.fromiter(map(math.exp, x.tolist()), np.float64, x.size) if isinstance(x, np.ndarray) else math.exp(x)
-
-
-def log_of(x: Any) -> Any:
-    """`math.log` of a float, or at each place of an array `[n]`."""
-    return np.fromiter(map(math.log, x.tolist()), np.float64, x.size) if isinstance(x, np.ndarray) else math.log(x)
-
-
-def hypot_of(x: Any, y: float) -> Any:
-    """`math.hypot` of a float, or at each place of an array `[n]`, and another float."""
-    if not isinstance(x, np.ndarray):
-        return math.hypot(x, y)
-    return np.fromiter([math.hypot(each, y) for each in x.tolist()], np.float64, x.size)

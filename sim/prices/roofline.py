@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from sim.arrays import larger
 from sim.prices.curves import MEMOISED, KernelShape
 from sim.prices.dtypes import Dtype
 from sim.prices.hardware import Hardware, KernelFamily
@@ -55,7 +56,7 @@ class KernelTime(NamedTuple):
         compute_s: Its arithmetic at the median achieved rate.
         memory_s: Its traffic at the median achieved bandwidth.
         total_s: What it takes.
-        bound: What it waits for: "compute", "memory" or "launch".
+        launch_s: It waits for its launch where arithmetic and traffic both take less.
         error: Mean relative error to expect of `total_s`.
         interval: Factors on `total_s` between which the true time lies in 90 % of cases.
         extrapolated: What about it no measurement covers, or "".
@@ -64,10 +65,17 @@ class KernelTime(NamedTuple):
     compute_s: float
     memory_s: float
     total_s: float
-    bound: str
+    launch_s: float
     error: float
     interval: Interval
     extrapolated: str
+
+    @property
+    def bound(self) -> str:
+        """What it waits for: "compute", "memory" or "launch"."""
+        if max(self.compute_s, self.memory_s) < self.launch_s:
+            return "launch"
+        return "compute" if self.compute_s >= self.memory_s else "memory"
 
 
 @lru_cache(maxsize=MEMOISED)
@@ -79,20 +87,17 @@ def kernel_time(hardware: Hardware, kernel: Kernel) -> KernelTime:
     light_memory_s = traffic_bytes / hardware.hbm_bandwidth_bytes_per_s
     compute_s = light_compute_s / efficiency.compute[math_dtype]
     memory_s = light_memory_s / efficiency.memory[stream_dtype]
-    busy_s = max(compute_s, memory_s)
-    bound = "compute" if compute_s >= memory_s else "memory"
     curves = hardware.curves
     named = shape if isinstance(shape, str) else ""
     priced = curves.kernel(shape, math_dtype, stream_dtype) if curves and shape and not isinstance(shape, str) else None
     if priced is None:
         floor_s = 0.0 if fused else efficiency.floor_s
-        bound = bound if busy_s >= floor_s else "launch"
-        unsure = hardware.errors.by_medians(max(busy_s, floor_s))
+        unsure = hardware.errors.by_medians(larger(compute_s, memory_s, floor_s))
         unmeasured = named or unlike or (PRICED_BY_MEDIANS + leaning(stream_dtype) if curves and shape else "")
         interval = (unsure.interval[0], unsure.interval[1] * slower_by(stream_dtype))
-        return KernelTime(compute_s, memory_s, unsure.time_s, bound, unsure.error, interval, unmeasured)
+        return KernelTime(compute_s, memory_s, unsure.time_s, floor_s, unsure.error, interval, unmeasured)
     if curves and unlike and not priced.extrapolated:
         priced = curves.beyond(priced, unlike)
-    total_s = max(priced.time_s, light_compute_s, light_memory_s)
-    bound = bound if total_s <= _OVERHEAD_BOUND * busy_s else "launch"
-    return KernelTime(compute_s, memory_s, total_s, bound, priced.error, priced.interval, priced.extrapolated)
+    total_s = larger(priced.time_s, light_compute_s, light_memory_s)
+    least_s = total_s / _OVERHEAD_BOUND
+    return KernelTime(compute_s, memory_s, total_s, least_s, priced.error, priced.interval, priced.extrapolated)

@@ -2,7 +2,7 @@
 
 A table is exp(g) times a base of physical terms, with g on a coarse lattice. The product is made non-decreasing at
 the vertices of a finer grid once, when the table is built; between vertices it runs straight in log time over log
-size, so it is monotone and continuous everywhere. A lookup is pure Python: a search makes them one at a time.
+size, so it is monotone and continuous everywhere. A lookup is pure Python where a search makes them one at a time.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.arrays import Floats
+from sim.arrays import Floats, Lanes
 
 
 class Table:
@@ -33,9 +34,14 @@ class Table:
         lengths = [len(axis) for axis in self.axes]
         strides = [int(np.prod(lengths[index + 1 :])) for index in range(len(lengths))]
         self._rows = list(zip(self.axes, self.slopes, strides, strict=True))
+        known = [np.array(axis) for axis in self.axes]
+        self._arrays = known, [np.append(np.diff(axis), np.inf) for axis in known]  # nothing is a share beyond
+        self._values = np.array(self.values)
 
-    def __call__(self, *point: float) -> float:
-        """Log time at a point of log sizes."""
+    def __call__(self, *point: Any) -> Any:
+        """Log time at a point of log sizes, or in each lane."""
+        if any(isinstance(x, Lanes) for x in point):
+            return self._in_lanes(np.broadcast_arrays(*point))
         above, base = 0.0, 0
         between: list[tuple[int, float]] = []
         for (axis, slope, stride), x in zip(self._rows, point, strict=True):
@@ -57,6 +63,25 @@ class Table:
             half = len(heights) // 2
             heights = [heights[i] + share * (heights[half + i] - heights[i]) for i in range(half)]
         return heights[0] + above
+
+    def _in_lanes(self, point: Sequence[Floats]) -> Lanes:
+        above, base = np.zeros(len(point[0])), np.zeros(len(point[0]), np.int64)
+        shares: list[tuple[int, Floats]] = []
+        for (axis, slope, stride), known, widths, x in zip(self._rows, *self._arrays, point, strict=True):
+            left = np.maximum(known.searchsorted(x, side="right") - 1, 0)
+            from_left = np.maximum(x - known.take(left), 0.0)
+            shares.append((stride, from_left / widths.take(left)))
+            if slope:
+                above = above + np.where(left == len(axis) - 1, slope * from_left, 0.0)
+            base = base + stride * left
+        values, corners = self._values, [base]
+        for stride, _ in shares:
+            corners += [corner + stride for corner in corners]
+        heights = [values.take(corner, mode="clip") for corner in corners]  # beyond the grid is no share
+        for _, share in reversed(shares):
+            half = len(heights) // 2
+            heights = [heights[i] + share * (heights[half + i] - heights[i]) for i in range(half)]
+        return (heights[0] + above).view(Lanes)
 
 
 def vertices(axes: Sequence[Floats]) -> Floats:

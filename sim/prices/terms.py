@@ -7,8 +7,7 @@ peak rates, or counts; pure Python because a search evaluates them one by one.
 
 from __future__ import annotations
 
-from math import exp, log1p, log2, sqrt
-
+from sim.arrays import exp_of, larger, log1p_of, log2_of, smaller, sqrt_of
 from sim.prices.dtypes import BYTES
 from sim.prices.machine import Machine
 
@@ -20,7 +19,7 @@ LAUNCHES = 6
 
 def routing(tokens: float, experts: float, topk: float) -> list[float]:
     """Top-k over the router's logits and the sort by expert."""
-    return [tokens * experts / 1e6, tokens * topk / 1e4, experts / 1e2, log1p(tokens)]
+    return [tokens * experts / 1e6, tokens * topk / 1e4, experts / 1e2, log1p_of(tokens)]
 
 
 def permute(machine: Machine, tokens: float, rows: float, hidden: float) -> list[float]:
@@ -64,18 +63,22 @@ def grouped_gemm(
         dtype: Format of weights and arithmetic.
         skewed: Whether some experts get most of the rows.
     """
-    aspect, side = (inner / columns) ** ASPECT, sqrt(inner * columns)
+    aspect, side = (inner / columns) ** ASPECT, sqrt_of(inner * columns)
     area = inner * columns * aspect
     weight = active * area * BYTES[dtype] / machine.hbm_bytes_per_us
     flop_each = 2 * area / machine.flop_per_us[dtype]
     flop = rows * flop_each
     terms = [weight, flop]
-    terms += [max(active * tile, rows + active * tile / 2) * flop_each for tile in (64, 128)]
-    terms += [max(1.0, active * side / 128 / machine.sms + 0.5) * side / 1e3 * aspect, side / 1e3 * aspect]
-    terms += [rows * (inner + columns) * 2 / machine.hbm_bytes_per_us, sqrt(weight * flop), weight / max(active, 1.0)]
+    terms += [larger(active * tile, rows + active * tile / 2) * flop_each for tile in (64, 128)]
+    terms += [larger(1.0, active * side / 128 / machine.sms + 0.5) * side / 1e3 * aspect, side / 1e3 * aspect]
+    terms += [
+        rows * (inner + columns) * 2 / machine.hbm_bytes_per_us,
+        sqrt_of(weight * flop),
+        weight / larger(active, 1.0),
+    ]
     if not skewed:
         return [*terms, 0.0, 0.0, 0.0]
-    few = local * (1 - exp(-0.5 * rows / local)) * area * BYTES[dtype] / machine.hbm_bytes_per_us
+    few = local * (1 - exp_of(-0.5 * rows / local)) * area * BYTES[dtype] / machine.hbm_bytes_per_us
     return [*terms, few, weight, flop]
 
 
@@ -101,19 +104,19 @@ def attention_prefill(
     queries, shared = sequences * heads, sequences * kv_heads
     flop = 2 * queries * head_dim * tokens * tokens / machine.flop_per_us[dtype]
     byte = (queries + shared) * tokens * head_dim * 4 / machine.hbm_bytes_per_us
-    waves = max(1.0, tokens / 128 * queries / machine.sms + 0.5)
+    waves = larger(1.0, tokens / 128 * queries / machine.sms + 0.5)
     return [
         1.0,
         flop,
         byte,
         tokens / 1e3,
         waves * tokens * head_dim / 1e6,
-        sqrt(flop * byte),
-        sqrt(byte),
+        sqrt_of(flop * byte),
+        sqrt_of(byte),
         queries * tokens / 1e6 * 128,
         head_dim / 128 * tokens / 1e3,
         queries * tokens * tokens / 1e8,
-        max(0.0, byte - 10),
+        larger(0.0, byte - 10),
         shared * tokens * head_dim / 1e8,
     ]
 
@@ -145,12 +148,12 @@ def expert_all_to_all_terms(
     ranks = machine.host_gpus * nodes
     copies = tokens * topk if low_latency else tokens * ranks * (1 - (1 - 1 / ranks) ** topk)
     sent, each = copies * width_bytes / 1e5, tokens * width_bytes / 1e5
-    terms = [1.0, sent, sqrt(sent), min(sent, 20.0), min(sent, 100.0)]
+    terms = [1.0, sent, sqrt_of(sent), smaller(sent, 20.0), smaller(sent, 100.0)]
     if nodes > 1:
         # Low latency was measured at one width, top-k and number of experts: no term may distinguish these.
-        hops = log2(nodes)
-        farther = [min(max(nodes / few - 1, 0.0), 1.0) for few in (2, 4)]
-        terms += [hops, hops * sqrt(sent), sent * (nodes - 1) / nodes, *(sent * share for share in farther)]
+        hops = log2_of(nodes)
+        farther = [smaller(larger(nodes / few - 1, 0.0), 1.0) for few in (2, 4)]
+        terms += [hops, hops * sqrt_of(sent), sent * (nodes - 1) / nodes, *(sent * share for share in farther)]
         return terms if low_latency else [*terms, each, tokens / 1e2, each * nodes * (1 - (1 - 1 / nodes) ** topk)]
     terms += [tokens / 1e2, each, width_bytes / 1e4, experts / 1e3, topk / 10, tokens * topk / 1e3]
     terms += [tokens * experts / 1e5, experts * width_bytes / 1e7]
@@ -160,4 +163,4 @@ def expert_all_to_all_terms(
 def send_recv(message_bytes: float) -> list[float]:
     """A message between two GPUs: launch, wire, and what sets in at some size."""
     megabytes = message_bytes / 1e6
-    return [1.0, megabytes, sqrt(megabytes), min(megabytes, 1.0), min(megabytes, 0.1)]
+    return [1.0, megabytes, sqrt_of(megabytes), smaller(megabytes, 1.0), smaller(megabytes, 0.1)]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sim.evaluation import Memory
 from sim.layers.sizes import Load
 from sim.prices.engine import BARE, EngineTimes
-from sim.serving.phases import batching
+from sim.serving.phases import batching, in_step_s
 from sim.step.attention_expert_meshes import sides_of_strategy
 from sim.step.stage import needed_and_allowed_bytes, price_step
 from sim.strategy import Strategy
@@ -219,7 +219,7 @@ class StepPrices:
         strategy, load = self.strategy, self._load(sequences, context, tokens, length, all_tokens)
         stack = sides_of_strategy(self.workload, load, strategy)
         kernels_s = self._drag * strategy.pp * price_step(stack, strategy.pp, strategy.dims).stage.total_s
-        return self._times.mixed_s(kernels_s) if tokens else self._times.decode_s(kernels_s)
+        return in_step_s(self._times, kernels_s, prompts=bool(tokens))
 
     @cached_property
     def _drag(self) -> float:

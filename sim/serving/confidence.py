@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.arrays import Floats
+from sim.arrays import Flags, Floats
 from sim.evaluation import quantile
 from sim.prices.priced import EXACT, Interval
 from sim.prices.trust import StepInterval
@@ -95,15 +95,21 @@ def slower(workload: Workload) -> Slower:
     return Slower(workload, least, first, guarded)
 
 
-def surely_kept(workload: Workload, tpot_s: float, ttft_s: float, prompt_share: float, longest: float) -> bool:
-    """Whether limits hold beyond any rounding though a strategy's own kernels may be off by a factor in few cases."""
+def surely_kept(workload: Workload, tpot_s: Floats, ttft_s: Floats, prompt_shares: Floats, longest: float) -> Flags:
+    """Whether limits hold beyond any rounding though a strategy's own kernels may be off by a factor in few cases.
+
+    Args:
+        workload: Whose limits and confidence.
+        tpot_s: Predicted of each strategy, as the others `[n]`.
+        ttft_s: Predicted.
+        prompt_shares: Of the time per token.
+        longest: The factor, of the one whose kernels may be off most.
+    """
     interval, own = interval_of(workload), (1.0, longest * (1 + ROUNDING))
-    limits_s = (tpot_s, workload.tpot_limit_s, prompt_share), (ttft_s, workload.ttft_limit_s, 1.0)
-    for predicted_s, limit_s, share in limits_s:
-        low, high = interval.factors(share, own)
-        if quantile(workload.confidence, predicted_s, (low * predicted_s, high * predicted_s)) > limit_s:
-            return False
-    return True
+    factors = [quantile(workload.confidence, 1.0, interval.factors(share, own)) for share in (prompt_shares, 1.0)]
+    limits = (tpot_s, workload.tpot_limit_s, factors[0]), (ttft_s, workload.ttft_limit_s, factors[1])
+    token, first = (predicted_s * factor * (1 + ROUNDING) <= limit_s for predicted_s, limit_s, factor in limits)
+    return token & first
 
 
 def at_confidence_s(

@@ -99,19 +99,20 @@ class Pace:
 
     def ttft_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds to the first token: half a step until the next begins, those it waits, the prompt's own."""
-        step_s, prompt_s = self.step_s(times, decode_s, mixed_s), self.drag * times.mixed_s(mixed_s)
+        step_s, prompt_s = self.step_s(times, decode_s, mixed_s), self.drag * in_step_s(times, mixed_s, prompts=True)
         own_s = self.prompt_steps * (prompt_s + self.engine_s(times))
         return step_s / 2 + step_s * self.waits + own_s
 
     def prompt_share(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Share of the time per output token by which other requests' prompts lengthen it, in [0, 1)."""
         tpot_s = self.tpot_s(times, decode_s, mixed_s)
-        alone_s = self.drag * times.decode_s(decode_s) + self.engine_s(times)
+        alone_s = self.drag * in_step_s(times, decode_s) + self.engine_s(times)
         return np.maximum(0.0, 1 - alone_s / self.gained / tpot_s)
 
     def _dragged_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> tuple[Any, Any]:
         """What steps without and with prompts take for all microbatches."""
-        return self.drag * times.decode_s(decode_s), self.stall * self.drag * times.mixed_s(mixed_s)
+        of_mixed_s = in_step_s(times, mixed_s, prompts=True)
+        return self.drag * in_step_s(times, decode_s), self.stall * self.drag * of_mixed_s
 
     def engine_s(self, times: EngineTimes) -> Any:
         """The engine's own seconds per step, which no stage spends on another microbatch.
@@ -177,12 +178,17 @@ class Batching:
     def engine_s(self, decode_s: Any, mixed_s: Any) -> Any:
         """What the first kind of step takes beside its kernels alone; below 0 where these are faster in a step."""
         first_s = decode_s if self.decode else mixed_s
-        in_step_s = self.times.decode_s(first_s) if self.decode else self.times.mixed_s(first_s)
-        return self.pace.engine_s(self.times) + self.pace.drag * in_step_s - first_s
+        longer_s = in_step_s(self.times, first_s, prompts=not self.decode)
+        return self.pace.engine_s(self.times) + self.pace.drag * longer_s - first_s
 
     def ttft_s(self, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds to the first token; 0 where no prompt is computed."""
         return self.pace.ttft_s(self.times, decode_s, mixed_s) if self.mixed else 0.0
+
+
+def in_step_s(times: EngineTimes, kernels_s: Any, *, prompts: bool = False) -> Any:
+    """What kernels and collectives take in an engine's step, which may carry prompts, given what they took alone."""
+    return times.kernel_factor * times.prompt_factor * kernels_s if prompts else times.kernel_factor * kernels_s
 
 
 # --- phases -------------------------------------------------------------------------------------------

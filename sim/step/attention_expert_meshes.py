@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
+from sim.arrays import larger
 from sim.layers.choices import rule
 from sim.layers.ops import Layer, Tensor
 from sim.layers.sizes import Load
@@ -61,9 +62,14 @@ class Sides:
         """Whether that is not attention's side, on which embedding and LM head lie."""
         return self.leaves is not self.attention
 
+    def of_lanes(self, lanes: Any) -> Sides:
+        """The same GPUs in some lanes alone, with nothing known of their costs."""
+        attention = self.attention.of_lanes(lanes)
+        return sides(attention, attention if self.attention is self.experts else self.experts.of_lanes(lanes))
+
     def stream_bytes(self) -> float:
         """Bytes of the residual stream, held whole through every op of whichever side has more of it."""
-        return max([stream_bytes(rank) for rank in self.ranks])
+        return larger(*[stream_bytes(rank) for rank in self.ranks])
 
     def moves_s(self, tensor: Tensor, ends: tuple[int, ...]) -> tuple[float, ...]:
         """Seconds of the redistribution of a tensor to each of its consumers.
@@ -241,36 +247,65 @@ def sides_of(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int)
     return tuple(group_sides(workload, load, tp, cp, dp, ep, index) for index in range(len(workload.model.groups)))
 
 
-def group_sides(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int, layer_group: int) -> Sides:
+def group_sides(
+    workload: Workload,
+    load: Load,
+    tp: int,
+    cp: int,
+    dp: int,
+    ep: int,
+    layer_group: int,
+    of: Callable[..., Rank] = rank_of,
+) -> Sides:
     """Both sides of a GPU in the layers of one group.
 
     Dense layers of a model with experts lie on attention's mesh alone. [assumed] as vLLM and SGLang run the first
     layers of DeepSeek-V3.
     """
     if cp == 1 and dp == ep:
-        both = rank_of(workload, load, tp, ep, layer_group=layer_group)
+        both = of(workload, load, tp, ep, layer_group=layer_group)
         return sides(both, both)
-    attention = attention_rank(workload, load, tp, cp, dp, layer_group)
+    attention = attention_rank(workload, load, tp, cp, dp, layer_group, of)
     if workload.model.is_moe and not workload.model.groups[layer_group].is_moe:
         return sides(attention, attention)
     moe_tp = -(-tp * cp * dp // ep)
-    return sides(attention, experts_rank(workload, load, moe_tp, ep, dp, layer_group))
+    return sides(attention, experts_rank(workload, load, moe_tp, ep, dp, layer_group, of))
 
 
-def attention_rank(workload: Workload, load: Load, tp: int, cp: int, dp: int, layer_group: int = 0) -> Rank:
+def attention_rank(
+    workload: Workload,
+    load: Load,
+    tp: int,
+    cp: int,
+    dp: int,
+    layer_group: int = 0,
+    of: Callable[..., Rank] = rank_of,
+) -> Rank:
     """The busiest GPU as a member of an attention group."""
     axis = "tp" if cp == 1 else "tp x cp"
-    return rank_of(workload, load, tp * cp, dp, cp=cp, axis=axis, layer_group=layer_group)
+    return of(workload, load, tp * cp, dp, cp=cp, axis=axis, layer_group=layer_group)
 
 
-def experts_rank(workload: Workload, load: Load, moe_tp: int, ep: int, dp: int, layer_group: int = 0) -> Rank:
+def experts_rank(
+    workload: Workload,
+    load: Load,
+    moe_tp: int,
+    ep: int,
+    dp: int,
+    layer_group: int = 0,
+    of: Callable[..., Rank] = rank_of,
+) -> Rank:
     """The busiest GPU as a member of an expert group."""
     copies = 1
     if workload.expert_exchange == "all_gather" and ep > dp and ep % dp == 0:
         copies = ep // dp
-    return rank_of(
-        workload, load, moe_tp, ep, copies=copies, axis="moe_tp", experts_axis="moe_ep", layer_group=layer_group
-    )
+    return of(workload, load, moe_tp, ep, copies=copies, axis="moe_tp", experts_axis="moe_ep", layer_group=layer_group)
+
+
+def sides_in_lanes(workload: Workload, load: Load, tp: Any, cp: int, dp: Any, ep: Any) -> tuple[Sides, ...]:
+    """The same of many meshes: degrees and load are `sim.arrays.Lanes`, but cp."""
+    groups = range(len(workload.model.groups))
+    return tuple(group_sides(workload, load, tp, cp, dp, ep, index, rank_of.__wrapped__) for index in groups)
 
 
 def sides_of_strategy(workload: Workload, load: Load, strategy: Strategy) -> tuple[Sides, ...]:

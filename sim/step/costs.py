@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from sim.arrays import add_up, larger
 from sim.layers.choices import HeldDim, kept_tensors, rule, sharded_dim
 from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
 from sim.layers.sizes import Load
@@ -57,12 +58,13 @@ def _layers(workload: Workload) -> tuple[Layer, ...]:
 
 def price(rank: Rank, kernel: Kernel) -> KernelTime:
     """Seconds of one kernel on the workload's hardware."""
-    return kernel_time(rank.workload.hardware, kernel)
+    return (kernel_time.__wrapped__ if rank.in_lanes else kernel_time)(rank.workload.hardware, kernel)
 
 
 def seconds(collectives: Sequence[Collective]) -> float:
     """Seconds of collectives that run one after the other."""
-    return sum([collective.time_s for collective in collectives])
+    times_s = [collective.time_s for collective in collectives]
+    return add_up(times_s) if len(times_s) > 1 else times_s[0] if times_s else 0
 
 
 def op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
@@ -97,13 +99,14 @@ def op_parts(rank: Rank, op: FusedOp, choice: int) -> OpParts:
 
 def _op_cost(rank: Rank, op: FusedOp, choice: int) -> OpCost:
     work, kernels = op_parts(rank, op, choice)
+    total = add_up if rank.in_lanes else sum
     return OpCost(
-        kernel_s=sum([kernel.total_s for kernel in kernels]),
+        kernel_s=total([kernel.total_s for kernel in kernels]),
         collective_s=seconds(work.collectives),
         weight_bytes=work.weight_bytes,
         kv_bytes=work.kv_bytes,
         activation_bytes=work.buffer_bytes
-        + sum([rank.local_bytes(*each) for each in kept_tensors(op, rank.layer, choice)]),
+        + total([rank.local_bytes(*each) for each in kept_tensors(op, rank.layer, choice)]),
         broken=choice_violation(rank, op, choice),
     )
 
@@ -241,6 +244,16 @@ def move_s(rank: Rank, move: Move | None) -> float:
     """Seconds of a redistribution on the busiest GPU."""
     if move is None or rank.tp == 1:
         return 0.0
+    if rank.in_lanes:  # as other moves of as large a tensor
+        key = move.kind, move.tensor if move.by_heads else rank.width(move.tensor), move.tensor.by_expert, move[2:]
+        found = rank.memo.alike.get(key)
+        if found is None:
+            found = rank.memo.alike[key] = _move_s(rank, move)
+        return found
+    return _move_s(rank, move)
+
+
+def _move_s(rank: Rank, move: Move) -> float:
     if move.route is not None:
         return seconds(_routed(rank, move))
     tensor_bytes = move.tensor_bytes(rank)
@@ -275,7 +288,7 @@ def _widened(rank: Rank, move: Move, tensor_bytes: float) -> tuple[Collective, .
     (both,) = rank.collective(move.kind, axis, group(1, rank.tp * rank.copies, *tiers), "tokens", tensor_bytes)
     (alone,) = rank.collective(move.kind, axis, group(rank.tp, rank.copies, *tiers), "tokens", tensor_bytes)
     more_bytes = both.bytes_per_device - alone.bytes_per_device
-    return (replace(both, time_s=max(0.0, both.time_s - alone.time_s), bytes_per_device=more_bytes),)
+    return (replace(both, time_s=larger(0.0, both.time_s - alone.time_s), bytes_per_device=more_bytes),)
 
 
 @lru_cache(maxsize=1024)

@@ -8,15 +8,12 @@ of a side's choices (`sim.optimum.fronts`) or of a layer's (`sim.optimum.landsca
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from sim.arrays import Floats
+from sim.arrays import add_up
 from sim.layers.dims import dims_of
 from sim.layers.ops import FusedOp, Layer, Tensor, crossing_tensors
 from sim.ops.layers import layer_of
@@ -32,8 +29,6 @@ from sim.workload import Workload
 Choices = tuple[int, ...]
 Pick = Callable[[Choices], Choices]
 """Takes those of an addend out of `Strategy.dims`."""
-_COMPENSATED = sys.version_info >= (3, 12)
-"""Whether this Python's `sum` of floats carries along what each addition loses."""
 
 
 class Addend(NamedTuple):
@@ -229,33 +224,3 @@ def _moves(tensor: Tensor, sides: Sides, choices: Choices) -> Moves:
     if rank.workload.hardware.merge_collectives and sides.within_a_group(tensor):
         return merged_moves(rank, tensor, choices)
     return sides.moves(tensor, choices)
-
-
-def add_up(terms: Sequence[Any] | Floats) -> Any:
-    """What Python's `sum` makes of floats; of arrays, or of an array's rows, the same at each place.
-
-    >>> add_up([0.1] * 10) == sum([0.1] * 10), (add_up([np.full(2, 0.1)] * 10) == sum([0.1] * 10)).tolist()
-    (True, [True, True])
-    """
-    if isinstance(terms, np.ndarray) and not _COMPENSATED:
-        return terms.cumsum(axis=0)[-1]  # one after the other; numpy's sum would pair them
-    if not _COMPENSATED or not _arrays(terms):
-        return sum(terms)
-    total, lost = np.zeros(()), np.zeros(())
-    for term in terms:
-        more = total + term
-        larger = np.abs(total) >= np.abs(term)
-        lost = lost + (np.where(larger, total, term) - more + np.where(larger, term, total))
-        total = more
-    return total + lost
-
-
-def larger(some: Any, others: Any) -> Any:
-    """The larger of two floats; of arrays, at each place."""
-    if _arrays((some, others)):
-        return np.maximum(some, others)
-    return max(some, others)
-
-
-def _arrays(terms: Sequence[Any] | Floats) -> bool:
-    return any(isinstance(term, np.ndarray) for term in terms)

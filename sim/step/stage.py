@@ -8,17 +8,18 @@ the exact optimum ask for the same sums over arrays.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from sim.arrays import add_up, larger
 from sim.evaluation import Memory, StageBreakdown
 from sim.ops.rank import OpCost
-from sim.prices.collectives import stage_send_s
+from sim.prices.collectives import in_lanes_s, stage_send_s
 from sim.prices.mesh import stage_pair
 from sim.step.attention_expert_meshes import Sides, meeting
 from sim.step.costs import sent_on_bytes
-from sim.step.layer import GroupSum, add_up, group_sums, larger
+from sim.step.layer import GroupSum, group_sums
 from sim.step.pipeline import Pair, Stage, meet, pipeline
 from sim.step.speculative_decoding import FREE, Draft, draft_of
 from sim.step.vocabulary_layers import embedding_s, head_s, vocabulary_cost
@@ -160,7 +161,8 @@ def meeting_s(stack: Sequence[Sides], pair: Pair, choices: tuple[int, ...]) -> f
     left, right = (stack[group] for group in pair)
     stream = left.experts.layer.stream
     own, other = choices[: len(stream.ends)], choices[len(stream.ends) :]
-    return meeting(left, right).moves_s((own[0], *other)) - sum(left.moves_s(stream, own))
+    met = (meeting.__wrapped__ if left.experts.in_lanes else meeting)(left, right)
+    return met.moves_s((own[0], *other)) - add_up(left.moves_s(stream, own))
 
 
 def end_group(stack: Sequence[Sides]) -> int:
@@ -188,12 +190,15 @@ def _draft_of(end: Sides) -> Draft:
     return draft_of(end) if end.experts.workload.speculation else FREE
 
 
-def stream_send_s(end: Sides, pp: int, last_choice: int) -> float:
+def stream_send_s(end: Sides, pp: Any, last_choice: int) -> Any:
     """Seconds in which a stage sends its residual stream on; 0 without a pipeline."""
     if pp == 1:
         return 0.0
     rank, hardware = end.experts, end.experts.workload.hardware
-    return stage_send_s(hardware, stage_pair(rank.tp, rank.ep, pp, *hardware.tiers), sent_on_bytes(rank, last_choice))
+    pair, sent_bytes = stage_pair(rank.tp, rank.ep, pp, *hardware.tiers), sent_on_bytes(rank, last_choice)
+    if rank.in_lanes:
+        return in_lanes_s(partial(stage_send_s.__wrapped__, hardware), pair, sent_bytes)
+    return stage_send_s(hardware, pair, sent_bytes)
 
 
 # --- bytes --------------------------------------------------------------------------------------------
@@ -223,7 +228,7 @@ def base_of(stack: Sequence[Sides]) -> Base:
     """What a GPU holds whatever the choices."""
     end = end_of(stack)
     draft, cost = _draft_of(end), vocabulary_cost(end.attention)
-    stream_bytes = max([sides.stream_bytes() for sides in stack])
+    stream_bytes = larger(*[sides.stream_bytes() for sides in stack])
     return Base(stream_bytes, cost.activation_bytes, *cost.bytes, draft.weight_bytes, draft.kv_bytes)
 
 

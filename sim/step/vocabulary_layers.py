@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from sim.arrays import add_up, larger
 from sim.layers.choices import OpRule, rule
 from sim.layers.ops import FusedOp, Layer
 from sim.ops.rank import Rank, Work
@@ -126,7 +127,9 @@ def head_s(sides: Sides, last_choice: int) -> float:
 
 def kernels_s(rank: Rank, name: str) -> float:
     """Seconds of the kernels of one of the three."""
-    return sum([price(rank, kernel).total_s for kernel in vocabulary_work(rank, name).kernels])
+    return (add_up if rank.in_lanes else sum)(
+        [price(rank, kernel).total_s for kernel in vocabulary_work(rank, name).kernels]
+    )
 
 
 def vocabulary_work(rank: Rank, name: str) -> Work:
@@ -212,5 +215,5 @@ def head_activation_bytes(rank: Rank) -> float:
     logits = 0.0
     for tokens_sharded, vocabulary_sharded in vocabulary_plan(rank.workload.vocabulary).logits:
         held = rank.shard(rows, when=True) if tokens_sharded else rows
-        logits = max(logits, held * rank.shard(vocab, when=vocabulary_sharded) * float(_LOGIT_BYTES))
+        logits = larger(logits, held * rank.shard(vocab, when=vocabulary_sharded) * float(_LOGIT_BYTES))
     return stream_bytes(rank) + (logits + vocabulary_work(rank, "lm_head").buffer_bytes)

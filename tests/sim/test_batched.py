@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim import batched
+from sim.arrays import add_up
 from sim.batched import Strategies, evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.question import Question
@@ -23,14 +24,13 @@ from sim.layers.model import FeedForward, LayerGroup, Model
 from sim.optimum.spaces import extended_space, space_of
 from sim.serving.phases import SERVE, register_phase, withdraw_phase
 from sim.simulate import evaluate
-from sim.step.layer import add_up
 from sim.strategy import Strategy
 from sim.strategy_checks import StrategyError, check_strategy
 from sim.workload import Speculation
 from tests.questions import question_about
 from tests.sim.drawn import drawn_strategy, drawn_workload
 
-WORKLOADS = int(os.environ.get("RAYSEARCH_FUZZ", "3"))
+WORKLOADS, FIRST = int(os.environ.get("RAYSEARCH_FUZZ", "3")), int(os.environ.get("RAYSEARCH_FUZZ_FROM", "0"))
 FIGURES = ("tokens_per_s_per_gpu", "tpot_s", "ttft_s", "running", "feasible", "excess")
 SERVED = question_about(
     "qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", kv_cache="fp8", weights="fp8"
@@ -57,14 +57,21 @@ def test_it_gives_the_figures_of_one_by_one_to_the_last_bit(workload, space):
     assert not all(one.feasible for one in each)
 
 
-def test_so_it_is_of_any_workload_in_every_phase_and_under_every_engine():
-    """`RAYSEARCH_FUZZ` says how many workloads are drawn, each with strategies of few degrees and many choices."""
-    for seed in range(WORKLOADS):
+def test_so_it_is_of_any_workload_in_every_phase_and_under_every_engine(monkeypatch):
+    """`RAYSEARCH_FUZZ` says how many workloads are drawn, `RAYSEARCH_FUZZ_FROM` the first of them.
+
+    Strategies are of few degrees and many choices, or each of degrees of its own; meshes are priced each alone, several
+    at once, or as many as branch alike.
+    """
+    for seed in range(FIRST, FIRST + WORKLOADS):
         rng = np.random.default_rng(seed)
-        known = drawn_workload(rng)
+        monkeypatch.setattr(batched, "_LEAST_LANES", (1, 2, 6)[seed % 3])
+        known, many = drawn_workload(rng), 4 if seed % 2 else 64
         dims = np.array([drawn_strategy(known, rng, fits=False).dims for _ in range(8)])
-        degrees = [drawn_strategy(known, rng, fits=False) for _ in range(4)]
-        mixed = [[np.choose(rng.integers(8, size=dims.shape[1]), dims).tolist() for _ in range(16)] for _ in degrees]
+        degrees = [drawn_strategy(known, rng, fits=False) for _ in range(many)]
+        mixed = [
+            [np.choose(rng.integers(8, size=dims.shape[1]), dims).tolist() for _ in range(64 // many)] for _ in degrees
+        ]
         drawn = zip(degrees, mixed, strict=True)
         agree(known, [replace(each, dims=tuple(row)) for each, rows in drawn for row in rows])
 

@@ -13,6 +13,7 @@ from sim.evaluation import Evaluation
 from sim.pools.afd import MOST_MICROBATCHES, AfdPool, best_afd, layer_period_s
 from sim.prices.collectives import stage_send_s
 from sim.prices.mesh import MeshGroup
+from sim.serving.phases import in_step_s
 from sim.simulate import evaluate
 from sim.step.stage import needed_and_allowed_bytes
 from sim.strategy import Strategy
@@ -90,7 +91,7 @@ def test_no_pool_of_its_grid_is_better_by_brute_force(workload: Workload, best: 
             busiest = max(copies / gpus, copies * workload.load_imbalance / expert_gpus)
             way_s = [stage_send_s(workload.hardware, MeshGroup(2, 2), size * busiest) for size in (1, 2)]  # sent in fp8
             period_s = layer_period_s(count, own_s, theirs_s, *way_s)
-            tpot_s = times.decode_s(layers * period_s + count * (own.stage.embedding_s + own.stage.head_s))
+            tpot_s = in_step_s(times, layers * period_s + count * (own.stage.embedding_s + own.stage.head_s))
             tpot_s += times.step_s + times.sequence_s * math.ceil(count * batch * tp / gpus)
             if tpot_s <= workload.tpot_limit_s:
                 rates[gpus, expert_gpus, tp, batch, count] = count * batch / tpot_s / (gpus + expert_gpus)

@@ -8,7 +8,7 @@ import pytest
 
 import raysearch as rs
 from sim.arrays import Floats
-from sim.serving.phases import batching
+from sim.serving.phases import batching, in_step_s
 from sim.serving.pipelines import stall_factor
 
 
@@ -82,7 +82,7 @@ def test_each_further_stage_lengthens_an_engines_steps_and_none_of_a_bare_machin
         assert batching(replace(served, phase=phase, engine=None), 16, 1).pace.through(4).drag == 1
     alone = batching(replace(served, phase="decode"), 16, 1)
     assert alone.through(2).tpot_s(0.01, 0.01) == pytest.approx(
-        1.1 * alone.times.decode_s(0.01) + 2 * alone.pace.engine_s(alone.times)
+        1.1 * in_step_s(alone.times, 0.01) + 2 * alone.pace.engine_s(alone.times)
     )
 
 
