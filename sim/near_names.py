@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest_name(name: str, known: Iterable[str], *, least: float = 0.5) -> str:
-    """A hint at the known name that is closest to an unknown one; "" where none has that likeness, of 1.
+    """A hint at the known name that is closest to an unknown one; "" where none has a similarity of `least`.
 
     >>> nearest_name("vlm", ["sglang", "vllm"])
     "did you mean 'vllm'?"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sim.evaluation import Evaluation
 from sim.serving.phases import phase_of
+from sim.strategy import Strategy
 from sim.workload import Workload
 
 _MEMORY_ERROR = 0.05
@@ -45,6 +46,24 @@ def idle_slos(workload: Workload) -> list[str]:
     if not phase.decodes and math.isfinite(workload.tpot_slo_s):
         notes.append(f"the SLO of the time per output token limits nothing: phase {phase.name} makes no such token")
     return notes
+
+
+def idle_stages(workload: Workload, strategy: Strategy) -> list[str]:
+    """That layers given stage by stage change nothing for a strategy with another number of stages, in words.
+
+    >>> from dataclasses import replace
+    >>> from sim.config.catalog import load_workload
+    >>> idle_stages(replace(load_workload("gpt_moe_1_2t_16k"), stage_layers=(60, 40)), Strategy(8, 8, 4, 64, ()))
+    ['stage_layers=60,40 is for 2 pipeline stages and changes nothing here: with 4, layers are shared out evenly']
+    """
+    layers = workload.stage_layers
+    if not layers or len(layers) == strategy.pp:
+        return []
+    evenly = f"with {strategy.pp}, layers are shared out evenly" if strategy.pp > 1 else "there is one"
+    return [
+        f"stage_layers={','.join(map(str, layers))} is for {len(layers)} pipeline stages and changes nothing here: "
+        f"{evenly}"
+    ]
 
 
 def near_limits(workload: Workload, evaluation: Evaluation) -> tuple[NearLimit, ...]:

@@ -17,7 +17,7 @@ from sim.engines.engine_registry import lacking_formats
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
 from sim.layouts import layout_of
-from sim.nearness import idle_slos, near_limits
+from sim.nearness import idle_slos, idle_stages, near_limits
 from sim.optimum.spaces import space_of
 from sim.precision import slow_precision
 from sim.replay.goodput import Goodput, evaluate_in_phase, goodput
@@ -85,7 +85,8 @@ class EvaluationResult(Result):
             self.evaluation.tokens_per_s_per_gpu,
             lambda other, _: evaluate_in_phase(other, self.strategy).tokens_per_s_per_gpu,
         )
-        return [*lacking_formats(self.workload), *idle_slos(self.workload), *([slow] if slow else [])]
+        idle = [*idle_slos(self.workload), *idle_stages(self.workload, self.strategy)]
+        return [*lacking_formats(self.workload), *idle, *([slow] if slow else [])]
 
     def to_dict(self) -> JsonObject:
         """The answer as `raysearch evaluate --json` prints it."""

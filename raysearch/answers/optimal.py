@@ -27,7 +27,7 @@ from sim.evaluation import Evaluation
 from sim.json_object import JsonFields, JsonObject
 from sim.layers.heuristics import MEGATRON_NOTE
 from sim.layouts import layout_of
-from sim.nearness import idle_slos, near_limits
+from sim.nearness import idle_slos, idle_stages, near_limits
 from sim.optimum.exact_search import find_bests
 from sim.optimum.landscape import can_be_added_up
 from sim.optimum.spaces import space_of
@@ -166,7 +166,8 @@ class OptimumResult(Result):
                 return _figure(find_bests(space_of(other), 1, progress=progress, reached=least))
 
             slow = slow_precision(self.workload, self.tokens_per_s_per_gpu, figure)
-        return [*lacking_formats(self.workload), *idle_slos(self.workload), *([slow] if slow else [])]
+        idle = [*idle_slos(self.workload), *(idle_stages(self.workload, self.strategy) if self.strategy else [])]
+        return [*lacking_formats(self.workload), *idle, *([slow] if slow else [])]
 
     def to_dict(self) -> JsonObject:
         """The answer as `raysearch optimum --json` prints it; without a feasible strategy its figures are null."""

@@ -59,20 +59,20 @@ def kept_out(workload: Ints) -> Flags:
     return workload % PER_FILE == PER_FILE - 1
 
 
-def targets(workload: Workload, features: Features, said: Evaluations) -> tuple[Reals, Flags]:
+def targets(workload: Workload, features: Features, evaluated: Evaluations) -> tuple[Reals, Flags]:
     """What the network is to say `[n, 4]`, and whether a limit of the choices is broken `[n]`."""
-    step = features.log_tokens - np.log(said.tokens_per_s_per_gpu)
-    tpot, ttft = (np.log(np.maximum(each, 1e-9)) for each in (said.tpot_s, said.ttft_s))
-    needed, allowed = room(workload, said.memory_bytes, np.zeros(len(said)))
+    step = features.log_tokens - np.log(evaluated.tokens_per_s_per_gpu)
+    tpot, ttft = (np.log(np.maximum(each, 1e-9)) for each in (evaluated.tpot_s, evaluated.ttft_s))
+    needed, allowed = room(workload, evaluated.memory_bytes, np.zeros(len(evaluated)))
     memory = np.log(needed / allowed)
     known = [np.maximum(tpot - np.log(workload.tpot_limit_s), 0), np.maximum(memory, 0)]
     known.append(np.maximum(ttft - np.log(workload.ttft_limit_s), 0))
-    broken = said.excess - sum(known) > _BROKEN
-    decodes, prefills = bool((said.tpot_s > 0).all()), bool((said.ttft_s > 0).all())
+    broken = evaluated.excess - sum(known) > _BROKEN
+    decodes, prefills = bool((evaluated.tpot_s > 0).all()), bool((evaluated.ttft_s > 0).all())
     found = [
         step - features.log_step_s,
-        tpot - step if decodes else np.zeros(len(said)),
-        ttft - features.log_ttft_s if prefills else np.zeros(len(said)),
+        tpot - step if decodes else np.zeros(len(evaluated)),
+        ttft - features.log_ttft_s if prefills else np.zeros(len(evaluated)),
         memory - features.log_memory,
     ]
     return np.stack(found, 1), broken
@@ -103,11 +103,11 @@ def _evaluated(pretraining: PretrainingFile, index: int) -> tuple[Rows, dict[str
     some = np.unique(np.r_[rng.permutation(best)[: kinds - kinds // 3], rng.integers(len(spread), size=kinds // 3)])
     # Each as the one that stands for all that do the same, as a search describes it.
     actions = [space.folded(_dims_at_random(candidates, spread[np.repeat(some, of_a_kind)], rng))]
-    said: list[Evaluations] = []
+    evaluated: list[Evaluations] = []
     for round_ in range(3):
-        said.append(evaluate_many(workload, space.strategies(actions[-1])))
+        evaluated.append(evaluate_many(workload, space.strategies(actions[-1])))
         if round_ < 2:
-            values = np.concatenate([np.log(each.tokens_per_s_per_gpu) - 3 * each.excess for each in said])
+            values = np.concatenate([np.log(each.tokens_per_s_per_gpu) - 3 * each.excess for each in evaluated])
             top = np.concatenate(actions)[np.argsort(-values)[:10]]
             mutated = space.folded(candidates.mutated(top, pretraining.strategies // 4, rng))
             if of_a_kind > 8 and len(mutated):  # degrees that were priced already: others' tables take long
@@ -119,18 +119,18 @@ def _evaluated(pretraining: PretrainingFile, index: int) -> tuple[Rows, dict[str
                 mutated = mutated[candidates.allowed(mutated)]
             actions.append(mutated if len(mutated) >= 5 else np.repeat(top, 5, axis=0))
     found = np.concatenate(actions)
-    described = features.of(space.strategies(found))
+    found_features = features.of(space.strategies(found))
     parts = [
         targets(workload, features.of(space.strategies(each)), figures)
-        for each, figures in zip(actions, said, strict=True)
+        for each, figures in zip(actions, evaluated, strict=True)
     ]
     wanted, broken = (np.concatenate(column) for column in zip(*parts, strict=True))
-    log_tokens = np.concatenate([np.log(each.tokens_per_s_per_gpu) for each in said])
-    excess, feasible = (np.concatenate([getattr(each, name) for each in said]) for name in ("excess", "feasible"))
+    log_tokens = np.concatenate([np.log(each.tokens_per_s_per_gpu) for each in evaluated])
+    excess, feasible = (np.concatenate([getattr(each, name) for each in evaluated]) for name in ("excess", "feasible"))
     merit = log_tokens - 2 * excess
     top = merit[feasible].max() if feasible.any() else merit.max()
     weights = 0.1 + np.exp(-np.clip(np.abs(top - merit), 0, 20))
-    rows = Rows(described.inputs, wanted, broken, weights, np.full(len(found), index), np.full(len(found), known))
+    rows = Rows(found_features.inputs, wanted, broken, weights, np.full(len(found), index), np.full(len(found), known))
     choices = None
     if feasible.any():
         dims = space.strategies(found[[np.where(feasible, log_tokens, -np.inf).argmax()]]).dims[0].tolist()

@@ -55,19 +55,19 @@ def pretrain(name_or_path: str, folder: Path, processes: int, bars: TrainingBars
         checkpoint = folder / "training.safetensors"
         arrays = trained(rows, pretraining.network, pretraining.seed, checkpoint, progress, log)
     kept = rows.at(np.flatnonzero(kept_out(rows.workload)))
-    said, inputs, out = outputs(arrays, kept.inputs)
+    predicted, inputs, out = outputs(arrays, kept.inputs)
     expected = kept._replace(inputs=inputs)
     with bars("fitting the errors") as progress:
         kernels = []
         for at in (0, 3):
-            kernels.append(fitted_kernel(expected, kept.targets[:, at] - said[:, at], pretraining.seed))
+            kernels.append(fitted_kernel(expected, kept.targets[:, at] - predicted[:, at], pretraining.seed))
             progress(len(kernels), 2)
     header = PriorHeader(
         format=PRIOR_FORMAT,
         command=f"raysearch pretrain {name_or_path}",
         data=pretraining.model_dump(mode="json", exclude={"policy"}),
         figures={
-            **network_figures(kept, said, out),
+            **network_figures(kept, predicted, out),
             "workloads": float(len(np.unique(rows.workload))),
             "strategies": float(len(rows.workload)),
         },

@@ -110,13 +110,13 @@ def _shortest_s(workload: Workload, prior: Path, rng: np.random.Generator) -> fl
     """About the shortest time per token of any strategy that keeps the other limits; if none does, the limit."""
     space, free = StrategySpace(_limited(workload, _NO_TIME_S)), _limited(workload, math.inf)
     candidates = CandidateStrategies(space, read_prior(prior).header.pool)
-    said = evaluate_many(free, space.strategies(_looked_at(space, candidates, prior, rng)[:_FOREMOST]))
-    return float(said.tpot_s[said.feasible].min(initial=workload.tpot_slo_s))
+    evaluated = evaluate_many(free, space.strategies(_looked_at(space, candidates, prior, rng)[:_FOREMOST]))
+    return float(evaluated.tpot_s[evaluated.feasible].min(initial=workload.tpot_slo_s))
 
 
 def _answers(workload: Workload, space: StrategySpace, actions: Action) -> tuple[Reals, Reals]:
-    said = evaluate_many(workload, space.strategies(actions))
-    return said.tokens_per_s_per_gpu, np.where(said.feasible, 0.0, np.maximum(said.excess, 1e-9))
+    evaluated = evaluate_many(workload, space.strategies(actions))
+    return evaluated.tokens_per_s_per_gpu, np.where(evaluated.feasible, 0.0, np.maximum(evaluated.excess, 1e-9))
 
 
 def table_files(pretraining: PretrainingFile, prior: Path) -> ArrayFiles:

@@ -1,4 +1,4 @@
-"""Trains the network of a prior on what the simulator said, and fits how its errors go together."""
+"""Trains the network of a prior on what the simulator answered, and fits how its errors go together."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def trained(
             bare = inputs[picked].float()
             out = model(blurred((bare - means) / scales, shared, network.jitter, rng))
             step = torch.logsumexp(bare[:, SHARES] + out[:, :FACTOR_COUNT], 1, keepdim=True)
-            said = torch.cat([step, out[:, FACTOR_COUNT:-1]], 1)
-            miss = torch.nn.functional.smooth_l1_loss(said, wanted[picked], reduction="none", beta=0.03)
+            predicted = torch.cat([step, out[:, FACTOR_COUNT:-1]], 1)
+            miss = torch.nn.functional.smooth_l1_loss(predicted, wanted[picked], reduction="none", beta=0.03)
             limits = torch.nn.functional.binary_cross_entropy_with_logits(
                 out[:, -1], (~broken[picked]).float(), reduction="none"
             )
@@ -104,11 +104,11 @@ def _moments(inputs: Reals) -> tuple[Reals, Reals]:
 # --- what it misses -----------------------------------------------------------------------------------
 
 
-def network_figures(rows: Rows, said: Reals, out: Reals) -> dict[str, float]:
+def network_figures(rows: Rows, predicted: Reals, out: Reals) -> dict[str, float]:
     """How far corrections `[n, 4]` and outputs `[n, OUTPUTS]` err on the kept rows, near each workload's best."""
     near = rows.weights > 0.3
     as_measured = near & rows.known
-    miss = np.abs(said - rows.targets)
+    miss = np.abs(predicted - rows.targets)
     known = out[:, -1] > 0
     return {
         "median_error_step": float(np.median(miss[near, 0])),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from envs.space import StrategySpace
+from envs.strategy_env import checked, failure_text
 from raysearch.base.errors import InputError
 from raysearch.optima.optimum_cache import cache_dir
 from raysearch.processes.deadline import Patience as Patience
 from raysearch.searchers.registry import searcher_class
+from raysearch.simulators.measurement import failed_evaluation
 from raysearch.simulators.protocol import InProcess, Simulator
+from sim.evaluation import Evaluation
 from sim.layers.heuristics import megatron_dims
 from sim.optimum.spaces import space_of
 from sim.replay.goodput import evaluate_in_phase
+from sim.strategy import Strategy
 from sim.workload import Workload
 
 
@@ -35,7 +40,6 @@ def open_simulator(
     if workers == 0:
         return InProcess(evaluate_in_phase, patience.timeout_s)
     from raysearch.simulators.cache import AnswerCache
-    from raysearch.simulators.forgiving import Forgiving
     from raysearch.simulators.plugin import load_plugin
     from raysearch.simulators.workers import Workers
 
@@ -44,6 +48,49 @@ def open_simulator(
         kept = AnswerCache(answers_dir() / f"{load_plugin(simulator).fingerprint}.sqlite", workload)
     opened = Workers(simulator, workload, workers=workers, patience=patience, kept=kept)
     return Forgiving(opened, patience.retries) if forgiving else opened
+
+
+class Forgiving:
+    """Answers that a strategy is infeasible where the black box fails on it for good.
+
+    What is not a strategy's fault, such as a package that is missing, still stops the run.
+
+    Args:
+        source: The black box.
+        retries: How often a failing call is tried again before.
+    """
+
+    def __init__(self, source: Simulator, retries: int) -> None:
+        self._source = source
+        self._retries = retries
+
+    def begin(self, strategy: Strategy) -> None:
+        """Passes on what will be asked for."""
+        self._source.begin(strategy)
+
+    def take(self, strategy: Strategy | None = None) -> Strategy:
+        """What the black box takes."""
+        return self._source.take(strategy)
+
+    def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
+        """The evaluation of a strategy, or one whose only violation is "failed" and says why."""
+        for _ in range(self._retries):
+            with suppress(Exception):
+                return checked(self._source(workload, strategy), strategy)
+        try:
+            return checked(self._source(workload, strategy), strategy)
+        except InputError:
+            raise
+        except Exception as error:
+            return failed_evaluation(workload, strategy, failure_text(error))
+
+    def asked_twice(self, workload: Workload) -> list[str]:
+        """What the black box says otherwise when it is asked anew."""
+        return self._source.asked_twice(workload)
+
+    def close(self) -> None:
+        """Closes the black box."""
+        self._source.close()
 
 
 def check_workers(simulator: str | None, workers: int) -> None:

@@ -215,8 +215,9 @@ class Bounds:
         for pair, often in stage.meetings:
             yield from _times(often, [parts.meetings[at][pair]])
         place, end = self._step.leaves, parts.stacks[at][self._step.end]
-        ends, none = [vocabulary_seconds(end, pp, choice) for choice in self._choices[place]], [0.0] * len(stage.layers)
-        yield Factor((place,), np.array([stage_s(stage._replace(meetings=()), none, {}, each) for each in ends]))
+        around = [vocabulary_seconds(end, pp, choice) for choice in self._choices[place]]
+        alone, no_layers_s = stage._replace(meetings=()), [0.0] * len(stage.layers)
+        yield Factor((place,), np.array([stage_s(alone, no_layers_s, {}, each) for each in around]))
 
     def _over(self, parts: Parts, pp: int, stage: Stage, per_byte: float) -> Iterator[Factor]:
         """Bytes of a stage beyond what is allowed, but for activations that the choices decide."""

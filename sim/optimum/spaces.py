@@ -87,7 +87,7 @@ class Space:
         dp: Values of attention's data-parallel degree; empty where it is ep.
         choices: Values per entry of `Strategy.dims`, by its name: a fused op's, or with its group's before it.
         engine: Whose rules cut the product down; None for all of it.
-        ends: Values of embedding, LM head and sampling, by name; empty where they lie as the workload has them.
+        vocabulary: Values of embedding, LM head and sampling, by name; empty where they are as the workload has them.
     """
 
     workload: Workload

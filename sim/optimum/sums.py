@@ -210,8 +210,10 @@ def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int, *, met: bo
     stages = [each if met else each._replace(meetings=()) for each in pipeline(end.experts.workload, pp)]
     met_s = {pair: meetings_s(stack, layers, pair) for pair in {pair for each in stages for pair, _ in each.meetings}}
     choices, which = np.unique(last, return_inverse=True)
-    ends = np.array([vocabulary_seconds(end, pp, choice)[:3] for choice in choices.tolist()]).reshape(-1, 3)[which]
-    of_stages_s = (stage_s(stage, layers.figures.times_s[kind], met_s, VocabularySeconds(*ends.T)) for stage in stages)
+    around = np.array([vocabulary_seconds(end, pp, choice)[:3] for choice in choices.tolist()]).reshape(-1, 3)[which]
+    of_stages_s = (
+        stage_s(stage, layers.figures.times_s[kind], met_s, VocabularySeconds(*around.T)) for stage in stages
+    )
     return functools.reduce(np.maximum, of_stages_s)
 
 
@@ -240,8 +242,8 @@ def least_stages_s(stack: Stack, depths: tuple[int, ...], layers_s: Sequence[flo
     each = pipelines(end.experts.workload, depths)
     first_s, last_s, _, _ = np.array([vocabulary_seconds(end, 1, choice) for choice in combines]).T[..., None]
     send_s = np.array([[stream_send_s(end, pp, choice) for pp in depths] for choice in combines])
-    ends = VocabularySeconds(first_s, last_s, send_s[:, each.which])
-    return each.most(stage_s(each.stages, layers_s, {}, ends).min(axis=0))
+    around = VocabularySeconds(first_s, last_s, send_s[:, each.which])
+    return each.most(stage_s(each.stages, layers_s, {}, around).min(axis=0))
 
 
 def least_needed_bytes(stack: Stack, depths: tuple[int, ...], weights: Sequence[float], kv: Sequence[float]) -> Floats:

@@ -91,8 +91,8 @@ def _seconds(sides: Sides, tables: Tables, last_choices: Sequence[int]) -> list[
         )
     around_s = (own_s + inside_s)[:, None] + logits_s + offered_s + tokens_s
     found: list[Floats] = []
-    if sides.attention.workload.speculation:  # a draft of the model's own layers shares its ends
-        drafts_s = [draft_of(sides_with_vocabulary(sides, ends)).time_s for ends in itertools.product(*tables)]
+    if sides.attention.workload.speculation:  # a draft of the model's own layers has its embedding and head
+        drafts_s = [draft_of(sides_with_vocabulary(sides, each)).time_s for each in itertools.product(*tables)]
         found.append(np.reshape(drafts_s, size))
     for choice in last_choices:
         first_s = np.array([embedding_s(each, choice) for each in looked])

@@ -112,8 +112,8 @@ def layer_sum(layer: Layer, *, merges: bool = False, cut: bool = False) -> Layer
 
 def _kind_of_move(layer: Layer, tensor: Tensor) -> Callable[[Choices], Hashable]:
     """How a tensor is moved, if it is so within one group whatever the mesh: see `Sides.within_a_group`."""
-    two_meshes = tensor in crossing_tensors(layer) or tensor.name == "qkv"
-    return tuple if two_meshes else partial(moves, layer, tensor)
+    crosses = tensor in crossing_tensors(layer) or tensor.name == "qkv"
+    return tuple if crosses else partial(moves, layer, tensor)
 
 
 class PricedOp(NamedTuple):

@@ -83,7 +83,6 @@ def validate(
     loaded = load_calibrated(hardware, calibration)
     machine = load_machine(hardware, loaded) if calibration else measured_machine(hardware)
     result: dict[str, JsonObject] = {}
-    pictures: list[Path] = []
     with telling("validating") as tell:
         for name, compare in _comparisons(path, loaded, machine, held_out=held_out).items():
             tell(name)
@@ -92,11 +91,11 @@ def validate(
             if out is not None and comparison is not None and result[name]["rows"]:
                 from raysearch.fidelity.validation.plots import plot_comparison
 
-                pictures.append(plot_comparison(comparison, out))
+                result[name] |= {"picture": str(plot_comparison(comparison, out))}
     if as_json:
         print_json(result)
-        return
-    _print(result, pictures)
+    else:
+        _print(result)
 
 
 def _comparisons(
@@ -116,7 +115,7 @@ def _comparisons(
     }
 
 
-def _print(result: Mapping[str, JsonFields], pictures: list[Path]) -> None:
+def _print(result: Mapping[str, JsonFields]) -> None:
     from raysearch.base.rich_tables import plain_table, printer
 
     columns = ("family", "rows", "mean", "median", "p90", "bias", "rank", "in 90 %", "bare roofline")
@@ -136,8 +135,9 @@ def _print(result: Mapping[str, JsonFields], pictures: list[Path]) -> None:
         console.print(_serving_lines(serving))
     for line in _lines(result):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    for path in pictures:
-        console.print(f"wrote {path}")
+    for family in result.values():
+        if "picture" in family:
+            console.print(f"wrote {family['picture']}")
 
 
 def _lines(result: Mapping[str, JsonFields]) -> Iterator[str]:

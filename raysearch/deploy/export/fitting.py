@@ -10,7 +10,7 @@ from pathlib import Path
 from raysearch.base.file_io import degrees_text
 from raysearch.deploy.contexts import too_long
 from raysearch.deploy.export.deployment import Deployment
-from raysearch.deploy.export.models import Told, with_weights
+from raysearch.deploy.export.models import Supported, with_weights
 from sim.config.catalog import as_configurable, under_engine
 from sim.engines.engine_registry import in_space
 from sim.engines.engine_rules import EngineRules
@@ -38,7 +38,7 @@ class Fitted:
 
 
 def fitted(
-    deployment: Deployment, engine: EngineRules, tell: Callable[[Deployment, EngineRules], Told] = with_weights
+    deployment: Deployment, engine: EngineRules, adapt: Callable[[Deployment, EngineRules], Supported] = with_weights
 ) -> Fitted:
     """The nearest deployment that an engine runs: as many GPUs, as many stages, the same batch.
 
@@ -48,17 +48,17 @@ def fitted(
     Args:
         deployment: What is wished.
         engine: Who is to run it.
-        tell: What the engine supports of all but the strategy.
+        adapt: What the engine supports of all but the strategy.
 
     Raises:
         ValueError: The engine runs nothing on so many GPUs, or nothing on such GPUs.
     """
     if lacks := list(engine.lacks_machine(deployment.workload.hardware)):
         raise ValueError(f"{engine.title}: {lacks[0]}")
-    untold = not_configurable(deployment, engine)
+    not_offered = not_configurable(deployment, engine)
     deployment = replace(deployment, workload=as_configurable(deployment.workload, engine))
     there = replace(deployment, workload=on_engine(deployment.workload, engine))
-    adapted = tell(there, engine)
+    adapted = adapt(there, engine)
     dropped, notes = list(adapted.dropped), [*_moved(deployment, there, engine), *adapted.notes]
     weights = Path(str(adapted.deployment.served_model))
     notes += too_long(deployment.stated_longest, deployment.workload.model, weights)
@@ -69,14 +69,14 @@ def fitted(
     refused = engine.refusals(workload, strategy)
     if not refused:
         broken = _broken(evaluate(workload, strategy))
-        return Fitted(adapted.deployment, (*untold, *dropped), tuple(notes), broken)
+        return Fitted(adapted.deployment, (*not_offered, *dropped), tuple(notes), broken)
     runs = [evaluate(workload, each) for each in _alike(adapted.deployment, engine)]
     if not runs:
         raise ValueError(f"{refused[0]}; and it runs nothing else on {strategy.gpus} GPUs")
     best = min(runs, key=lambda each: (each.excess, -each.tokens_per_s_per_gpu))
     cost = f"in its place: {degrees_text(best.strategy)}; {_cost(_wished(adapted.deployment), best)}"
     there = replace(adapted.deployment, strategy=best.strategy)
-    return Fitted(there, (*untold, *dropped, *refused, cost), tuple(notes), _broken(best))
+    return Fitted(there, (*not_offered, *dropped, *refused, cost), tuple(notes), _broken(best))
 
 
 def not_configurable(deployment: Deployment, engine: EngineRules | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from raysearch.deploy.export.deployment import Deployment, Export, check_even, spread_notes
 from raysearch.deploy.export.engine_words import capability_of
 from raysearch.deploy.export.fitting import fitted
-from raysearch.deploy.export.models import CHECKPOINT, Told
+from raysearch.deploy.export.models import CHECKPOINT, Supported
 from raysearch.deploy.export.render import Command, Flag, Variable
 from sim.engines.engine_rules import EngineRules, nvidia_alone
 from sim.engines.megatron_core import MEGATRON_CORE
@@ -92,14 +92,14 @@ def _buffer_gb(deployment: Deployment) -> int:
     return math.ceil(evaluate(deployment.workload, deployment.strategy).memory_bytes.kv_cache / 1e9)
 
 
-def _plain(deployment: Deployment, _engine: EngineRules) -> Told:
+def _plain(deployment: Deployment, _engine: EngineRules) -> Supported:
     """Without what it has no options for: formats but bf16, drafts, copies of experts."""
     workload = deployment.workload
     formats = replace(workload.precisions, weights="bf16", kv_cache="bf16")
     plain = replace(workload, precisions=formats, speculation=None, redundant_experts=0)
     if formats == workload.precisions and not workload.speculation and not workload.redundant_experts:
-        return Told(deployment)
+        return Supported(deployment)
     drafts = f", without {workload.speculation.drafter} drafts" if workload.speculation else ""
     copies = ", without copies of experts" if workload.redundant_experts else ""
     text = f"these options keep weights and KV cache in bf16{drafts}{copies}"
-    return Told(replace(deployment, workload=plain), (text,))
+    return Supported(replace(deployment, workload=plain), (text,))

@@ -35,7 +35,7 @@ CHECKPOINT = Variable("CHECKPOINT")
 
 
 @dataclass(frozen=True)
-class Told:
+class Supported:
     """A deployment as far as an engine supports it.
 
     Attributes:
@@ -101,7 +101,7 @@ def stored_format(model: Model, path: str) -> Dtype | None:
     return imported.formats.weights if imported else None
 
 
-def with_weights(deployment: Deployment, engine: EngineRules) -> Told:
+def with_weights(deployment: Deployment, engine: EngineRules) -> Supported:
     """The deployment with weights in the format that was priced, or else in that which their repository has."""
     workload, path = deployment.workload, str(deployment.served_model)
     model, wanted = workload.model, workload.precisions.weights
@@ -109,22 +109,22 @@ def with_weights(deployment: Deployment, engine: EngineRules) -> Told:
     if stored is None:
         lost = "/" not in path and not os.path.exists(path)
         where = f"put their repository or folder in the place of {path} (--set serve=PATH)" if lost else path
-        return Told(deployment, notes=(f"weights must be in {_shown(model, wanted)}, as priced: {where}",))
+        return Supported(deployment, notes=(f"weights must be in {_shown(model, wanted)}, as priced: {where}",))
     if stored == wanted:
-        return Told(deployment)
+        return Supported(deployment)
     if stored != "bf16" or model.expert_dtype is not None:
         runs = replace(workload, precisions=replace(workload.precisions, weights=stored))
         text = f"{path} has weights in {_shown(model, stored)}, which stay so; priced was {wanted}"
-        return Told(replace(deployment, workload=runs), (text,))
+        return Supported(replace(deployment, workload=runs), (text,))
     if at_start := _at_start(workload, engine.name, wanted):
-        return Told(replace(deployment, quantization=at_start))
+        return Supported(replace(deployment, quantization=at_start))
     if (wanted, workload.precisions.kv_cache) == ("fp8", "fp8") and model.published.fp8_kv_repository:
-        return Told(replace(deployment, served_model=model.published.fp8_kv_repository))
+        return Supported(replace(deployment, served_model=model.published.fp8_kv_repository))
     note = (
         f"{engine.title} does not quantise {path} to {wanted} when it starts: do it before, with NVIDIA's Model "
         f"Optimizer (examples/llm_ptq), and set CHECKPOINT to the checkpoint's path"
     )
-    return Told(replace(deployment, served_model=CHECKPOINT), notes=(note,))
+    return Supported(replace(deployment, served_model=CHECKPOINT), notes=(note,))
 
 
 def _at_start(workload: Workload, engine: str, wanted: Dtype) -> str | None:

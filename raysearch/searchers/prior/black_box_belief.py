@@ -120,24 +120,26 @@ class BlackBoxBelief:
 
     # --- what is expected ----------------------------------------------------------------------
 
-    def described(self, actions: Action) -> tuple[Features, NetworkPrediction]:
+    def predict(self, actions: Action) -> tuple[Features, NetworkPrediction]:
         """Features of actions `[n, A]`, the shares of a step's time as the network expects them, and all it expects."""
-        features, said = self.prior.predict(self._features.of(self._space.strategies(actions)))
+        features, predicted = self.prior.predict(self._features.of(self._space.strategies(actions)))
         if not self._phase.prefills:  # a step is what a token takes
-            said = said._replace(log_tpot_s=said.log_step_s - math.log(self._space.workload.tokens_per_step))
+            predicted = predicted._replace(
+                log_tpot_s=predicted.log_step_s - math.log(self._space.workload.tokens_per_step)
+            )
         nothing = np.full(len(actions), -50.0)
         if not self._phase.decodes:
-            said = said._replace(log_tpot_s=nothing)
+            predicted = predicted._replace(log_tpot_s=nothing)
         if not self._phase.prefills:
-            said = said._replace(log_ttft_s=nothing)
-        return features, said
+            predicted = predicted._replace(log_ttft_s=nothing)
+        return features, predicted
 
-    def posterior(self, features: Features, said: NetworkPrediction, doubt: float = 1.0) -> Posterior:
+    def posterior(self, features: Features, predicted: NetworkPrediction, doubt: float = 1.0) -> Posterior:
         """What is believed of strategies `[n]` as of the last `learn`; errors are taken for `doubt` times as wide."""
         best = self.best
-        nearer = np.maximum(said.log_tpot_s - self._log_tpot_limit, said.log_ttft_s - self._log_ttft_limit)
-        expected = features.log_tokens - said.log_step_s
-        gain, tokens_mean, kept, mean, square, timely, above, above_square = np.zeros((8, len(said.kept)))
+        nearer = np.maximum(predicted.log_tpot_s - self._log_tpot_limit, predicted.log_ttft_s - self._log_ttft_limit)
+        expected = features.log_tokens - predicted.log_step_s
+        gain, tokens_mean, kept, mean, square, timely, above, above_square = np.zeros((8, len(predicted.kept)))
         for weight, error, error_sd in self._time.under_each(features.inputs):
             sd = doubt * error_sd
             # An error up to here is in time, and up to there also better than the best: both as standard normals.
@@ -149,19 +151,19 @@ class BlackBoxBelief:
             mean += weight * error
             square += weight * (error**2 + error_sd**2)
         for weight, excess, excess_sd in self._limits.under_each(features.inputs):
-            kept += weight * ndtr(-(said.log_memory + excess) / excess_sd) * expit(said.kept)
+            kept += weight * ndtr(-(predicted.log_memory + excess) / excess_sd) * expit(predicted.kept)
             above += weight * excess
             above_square += weight * (excess**2 + excess_sd**2)
         gain *= kept
         # Where nothing can be gained, what comes nearest to it.
-        late = np.maximum(said.log_tpot_s + mean - self._log_tpot_limit, 0) + np.maximum(
-            said.log_ttft_s + mean - self._log_ttft_limit, 0
+        late = np.maximum(predicted.log_tpot_s + mean - self._log_tpot_limit, 0) + np.maximum(
+            predicted.log_ttft_s + mean - self._log_ttft_limit, 0
         )
         return Posterior(
             expected - mean,
             np.sqrt(np.maximum(square - mean**2, 0)),
             nearer + mean,
-            said.log_memory + above,
+            predicted.log_memory + above,
             np.sqrt(np.maximum(above_square - above**2, 0)),
             timely,
             kept,
@@ -174,9 +176,9 @@ class BlackBoxBelief:
         raw, _, _ = np.array(self.answers).reshape(-1, 3).T
         if not raw.any() or self._time.scales.noise < _NOISY or not self._adapt:
             return float(raw.max(initial=0.0))
-        said, feasible = self._expected(), raw > 0
+        predicted, feasible = self._expected(), raw > 0
         error, _ = self._time.expected(np.array(self.inputs)[feasible])
-        return float(np.exp(said.log_tokens[feasible] - said.log_step_s[feasible] - error).max())
+        return float(np.exp(predicted.log_tokens[feasible] - predicted.log_step_s[feasible] - error).max())
 
     # --- what answers tell ---------------------------------------------------------------------
 
@@ -190,24 +192,27 @@ class BlackBoxBelief:
             return
         rows = self._deciding()
         inputs = np.array(self.inputs)[rows]
-        said = _Expected(*(each[rows] for each in self._expected()))
+        predicted = _Expected(*(each[rows] for each in self._expected()))
         raw, excess, simulated = np.array(self.answers)[rows].T
         answered = simulated > 0
-        error = np.where(answered, said.log_tokens - np.log(np.where(answered, simulated, 1.0)) - said.log_step_s, 0.0)
-        late = np.maximum(said.log_tpot_s + error - self._log_tpot_limit, 0)
-        late += np.maximum(said.log_ttft_s + error - self._log_ttft_limit, 0)
+        error = np.where(
+            answered, predicted.log_tokens - np.log(np.where(answered, simulated, 1.0)) - predicted.log_step_s, 0.0
+        )
+        late = np.maximum(predicted.log_tpot_s + error - self._log_tpot_limit, 0)
+        late += np.maximum(predicted.log_ttft_s + error - self._log_ttft_limit, 0)
         rest = excess - late
-        missed = (raw <= 0) & (rest > _MISSED) & ((said.kept > 0) | ~answered)
-        near = (raw > 0) & (said.log_memory > -_NEAR_LIMIT)
+        missed = (raw <= 0) & (rest > _MISSED) & ((predicted.kept > 0) | ~answered)
+        near = (raw > 0) & (predicted.log_memory > -_NEAR_LIMIT)
         above = (
-            np.where(missed, np.minimum(rest, _MOST_EXCESS), np.minimum(-_KEPT_BY, said.log_memory)) - said.log_memory
+            np.where(missed, np.minimum(rest, _MOST_EXCESS), np.minimum(-_KEPT_BY, predicted.log_memory))
+            - predicted.log_memory
         )
         if answered.any():
             self._time.learn(inputs[answered], error[answered])
         if (missed | near).any():
             self._limits.learn(inputs[missed | near], above[missed | near])
         if pending and answered.any():
-            self._time.believe(self.described(np.array(pending))[0].inputs)
+            self._time.believe(self.predict(np.array(pending))[0].inputs)
 
     def _deciding(self) -> Ints:
         """Answers that decide: all, or the best of them and the latest."""
@@ -220,17 +225,17 @@ class BlackBoxBelief:
 
     def note(self, action: Action, answer: Answer) -> None:
         """Keeps what came of a call; `learn` takes it in."""
-        features, said = self.described(action[None])
+        features, predicted = self.predict(action[None])
         self.actions.append(action)
         self.answers.append(answer)
         self.inputs.append(features.inputs[0])
-        self._foreseen.append((float(features.log_tokens[0]), *(float(each[0]) for each in said)))
+        self._foreseen.append((float(features.log_tokens[0]), *(float(each[0]) for each in predicted)))
 
     def residuals(self) -> Reals:
         """Log of answered over expected time of a step `[calls]` by the network alone, 0 where nothing was answered."""
-        said, simulated = self._expected(), np.array([answer.simulated for answer in self.answers])
+        predicted, simulated = self._expected(), np.array([answer.simulated for answer in self.answers])
         answered = np.log(np.where(simulated > 0, simulated, 1.0))
-        return np.where(simulated > 0, said.log_tokens - said.log_step_s - answered, 0.0)
+        return np.where(simulated > 0, predicted.log_tokens - predicted.log_step_s - answered, 0.0)
 
     @property
     def scales(self) -> Scales:

@@ -31,37 +31,37 @@ class CandidatePool:
     def __init__(self, belief: BlackBoxBelief, actions: Action) -> None:
         self._belief, self.actions = belief, actions
         if len(actions):
-            self.features, self.said = belief.described(actions)
+            self.features, self.predicted = belief.predict(actions)
 
     @property
     def expected(self) -> Reals:
         """What the network says: `NetworkPrediction` and the shares of a step's time, `[fields and shares, C]`."""
         if not len(self.actions):
             return np.zeros((_FIELDS + FACTOR_COUNT, 0))
-        return np.concatenate([np.stack(self.said), self.features.inputs[:, SHARES].T])
+        return np.concatenate([np.stack(self.predicted), self.features.inputs[:, SHARES].T])
 
     def as_it_was(self, expected: Reals) -> Self:
-        """With what the network said then: of other batches the last bits may differ."""
+        """With what the network predicted then: of other batches the last bits may differ."""
         if len(self.actions):
-            self.said = NetworkPrediction(*np.array(expected[:_FIELDS], np.float64))
+            self.predicted = NetworkPrediction(*np.array(expected[:_FIELDS], np.float64))
             self.features.inputs[:, SHARES] = expected[_FIELDS:].T
         return self
 
     def of(self, belief: BlackBoxBelief) -> CandidatePool:
         """The same in another belief that begins with the same network."""
         found = CandidatePool(belief, self.actions[:0])
-        found.actions, found.features, found.said = self.actions, self.features, self.said
+        found.actions, found.features, found.predicted = self.actions, self.features, self.predicted
         return found
 
     def posterior(self, doubt: float = 1.0) -> Posterior:
         """What is believed of them as of the last `BlackBoxBelief.learn`."""
-        return self._belief.posterior(self.features, self.said, doubt)
+        return self._belief.posterior(self.features, self.predicted, doubt)
 
     def at(self, rows: Ints) -> CandidatePool:
         """Some of them."""
         found = CandidatePool(self._belief, self.actions[:0])
         found.actions, found.features = self.actions[rows], self.features.at(rows)
-        found.said = NetworkPrediction(*(each[rows] for each in self.said))
+        found.predicted = NetworkPrediction(*(each[rows] for each in self.predicted))
         return found
 
     def best(self, count: int) -> CandidatePool:
@@ -81,7 +81,9 @@ class CandidatePool:
         if not len(self.actions):
             return new
         new.features = Features.joined([self.features, new.features])
-        new.said = NetworkPrediction(*(np.concatenate(pair) for pair in zip(self.said, new.said, strict=True)))
+        new.predicted = NetworkPrediction(
+            *(np.concatenate(pair) for pair in zip(self.predicted, new.predicted, strict=True))
+        )
         new.actions = np.concatenate([self.actions, new.actions])
         return new
 

@@ -138,8 +138,8 @@ class Prior:
         inputs[:, SHARES] = shares
         step = features.log_step_s + step
         tpot, ttft, memory, kept = out[:, FACTOR_COUNT:].T
-        said = NetworkPrediction(step, step + tpot, features.log_ttft_s + ttft, features.log_memory + memory, kept)
-        return features._replace(inputs=inputs), said
+        predicted = NetworkPrediction(step, step + tpot, features.log_ttft_s + ttft, features.log_memory + memory, kept)
+        return features._replace(inputs=inputs), predicted
 
 
 def network_outputs(arrays: Mapping[str, Reals], inputs: Reals) -> Reals:

@@ -85,7 +85,7 @@ def tokens_of(belief: BlackBoxBelief, inputs: Reals, posterior: Posterior) -> Po
     def normalised(rows: Reals) -> Reals:
         return np.clip((rows.astype(np.float32) - prior.mean) / prior.scale, -5, 5)
 
-    described = normalised(inputs)
+    scaled = normalised(inputs)
     calls = len(belief.answers)
     raw, excess, simulated = np.array(belief.answers).reshape(-1, 3).T
     feasible = raw > 0
@@ -115,9 +115,9 @@ def tokens_of(belief: BlackBoxBelief, inputs: Reals, posterior: Posterior) -> Po
     read = _read_calls(raw, excess)
     seen = normalised(np.array(belief.inputs).reshape(-1, inputs.shape[1]))[read, :own]
     return PolicyTokens(
-        np.r_[described[0, own:], workload].astype(np.float32),
+        np.r_[scaled[0, own:], workload].astype(np.float32),
         np.concatenate([seen, np.stack(of_calls, 1)[read]], 1, dtype=np.float32),
-        np.concatenate([described[:, :own], np.stack(of_candidates, 1)], 1, dtype=np.float32),
+        np.concatenate([scaled[:, :own], np.stack(of_candidates, 1)], 1, dtype=np.float32),
     )
 
 

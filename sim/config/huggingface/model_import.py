@@ -75,8 +75,8 @@ def import_model(
     text = whole.inside("text_config") or whole
     read_as, family = family, _family(whole, text, family)
     own_name = text.text("model_type")
-    unsaid = {key: value for key, value in UNSAID.get(read_as or own_name, {}).items() if key not in text.stated()}
-    keys = Keys({**unsaid, **text.stated()}) if unsaid else text
+    unstated = {key: value for key, value in UNSAID.get(read_as or own_name, {}).items() if key not in text.stated()}
+    keys = Keys({**unstated, **text.stated()}) if unstated else text
     keys.seen("model_type")
     layers = IMPORTED_FAMILIES[family](keys)
     moe = any(layer.feed_forward.get("experts", 1) > 1 for layer in layers)
@@ -96,7 +96,7 @@ def import_model(
             model[name] = stated
     if formats.experts and moe:
         model["expert_dtype"] = formats.experts
-    notes = _notes(formats, unsaid, is_text=text is whole)
+    notes = _notes(formats, unstated, is_text=text is whole)
     notes += [APPROXIMATED[family]] if family in APPROXIMATED else []
     notes += [f"read as {family}, as asked for; it calls itself {own_name or 'nothing'}"] if read_as else []
     return ModelImport(family, model, formats, keys.read(), keys.unread(), tuple(notes))
@@ -146,18 +146,20 @@ def _period(order: list[str]) -> list[str]:
     return order[: next(n for n in range(1, len(order) + 1) if order[n:] == order[:-n])]
 
 
-def _notes(formats: Formats, unsaid: Mapping[str, int], *, is_text: bool) -> list[str]:
+def _notes(formats: Formats, unstated: Mapping[str, int], *, is_text: bool) -> list[str]:
     notes: list[str] = []
-    if unsaid:
-        assumed = ", ".join(f"{key} {value}" for key, value in unsaid.items())
+    if unstated:
+        assumed = ", ".join(f"{key} {value}" for key, value in unstated.items())
         notes.append(f"not stated, so as transformers has it: {assumed}")
     if not is_text:
         notes.append("the text model alone: what sees or hears is left out")
     if formats.unknown and formats.weights is None:
         usual = "bf16" if formats.experts else "fp8"
-        notes.append(f"{formats.unknown}: charged as {usual}, or as the engine requires; --weights names another")
+        notes.append(
+            f"{formats.unknown}: charged as {usual}, or as the engine requires, unless --weights names another"
+        )
     elif formats.unknown:
         notes.append(formats.unknown)
     if formats.kv_cache is None:
-        notes.append("format of the KV cache not stated: bf16, as engines take it; --kv-cache names another")
+        notes.append("format of the KV cache not stated: bf16, as engines take it, unless --kv-cache names another")
     return notes

@@ -339,7 +339,8 @@ def test_every_family_reports_its_figures_groups_and_nothing_but_numbers(raysear
         assert {"rows", "mape", "median_ape", "p90_ape", "bias", "roofline_mape", "groups"} <= set(family), name
         assert family["rows"] == sum(group["rows"] for group in family["groups"]) > 0
         assert all(math.isfinite(number) for number in all_numbers(family))
-        assert (unseen / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert family["picture"] == str(unseen / "plots" / f"{name}.png")
+        assert Path(family["picture"]).read_bytes().startswith(b"\x89PNG")
     for name in KEYS[:-2]:
         assert result[name]["unpredicted"] == 0, name
     serving = result["endtoend_ttft_tpot"]

@@ -97,12 +97,12 @@ def test_the_roofline_is_below_the_simulators_time_and_near_its_memory(name: str
     workload = load_workload(name)
     space, rng = StrategySpace(workload), np.random.default_rng(0)
     strategies = space.strategies(np.array([space.sample(rng) for _ in range(200)]))
-    features, said = WorkloadFeatures(workload).of(strategies), evaluate_many(workload, strategies)
-    step = features.log_tokens - np.log(said.tokens_per_s_per_gpu)
+    features, predicted = WorkloadFeatures(workload).of(strategies), evaluate_many(workload, strategies)
+    step = features.log_tokens - np.log(predicted.tokens_per_s_per_gpu)
     assert np.median(step - features.log_step_s) > 0
-    near = said.excess < 1
+    near = predicted.excess < 1
     assert (
-        np.quantile(np.abs(np.log(said.memory_bytes / workload.hbm_limit_bytes) - features.log_memory)[near], 0.9)
+        np.quantile(np.abs(np.log(predicted.memory_bytes / workload.hbm_limit_bytes) - features.log_memory)[near], 0.9)
         < 0.15
     )
 
@@ -296,16 +296,16 @@ def test_expected_improvement_is_the_mean_of_what_is_gained_over_errors_drawn_at
     space, rng = StrategySpace(MOE), np.random.default_rng(0)
     belief = BlackBoxBelief(read_prior(SHIPPED_PRIOR), space)
     pool = first_pool(belief, space, CandidateStrategies(space, ()), rng).best(30)
-    step = float(np.exp(pool.features.log_tokens[20] - pool.said.log_step_s[20]))
+    step = float(np.exp(pool.features.log_tokens[20] - pool.predicted.log_step_s[20]))
     belief.note(pool.actions[20], Answer(step / 2, 0.0, step / 2))  # a step takes twice as long as expected
     belief.learn()
     posterior = pool.posterior()
-    features, said = pool.features, pool.said
+    features, predicted = pool.features, pool.predicted
     tokens, kept = np.zeros(30), np.zeros(30)
     for weight, error, sd in belief._time.under_each(features.inputs):
         drawn = error[:, None] + sd[:, None] * rng.standard_normal((30, 20_000))
-        there = np.exp(features.log_tokens[:, None] - said.log_step_s[:, None] - drawn)
-        in_time = said.log_tpot_s[:, None] + drawn <= math.log(MOE.tpot_limit_s)
+        there = np.exp(features.log_tokens[:, None] - predicted.log_step_s[:, None] - drawn)
+        in_time = predicted.log_tpot_s[:, None] + drawn <= math.log(MOE.tpot_limit_s)
         tokens += weight * (np.maximum(there - step / 2, 0) * in_time).mean(1)
         kept += weight * in_time.mean(1)
     np.testing.assert_allclose(posterior.in_time, kept, atol=0.02)
@@ -316,12 +316,12 @@ def test_before_anything_is_in_time_many_tokens_that_are_surely_late_are_worth_l
     space, rng = StrategySpace(MOE), np.random.default_rng(0)
     belief = BlackBoxBelief(read_prior(SHIPPED_PRIOR), space)
     pool = CandidatePool(belief, CandidateStrategies(space, ()).spread(1500, rng))
-    late = pool.said.log_tpot_s - math.log(MOE.tpot_limit_s)
+    late = pool.predicted.log_tpot_s - math.log(MOE.tpot_limit_s)
     fits = pool.posterior().kept > 0.5
     surely, perhaps = fits & (late > 0.6) & (late < 1), fits & (late > -0.4) & (late < -0.2)
     assert pool.posterior().log_tokens[surely].max() > pool.posterior().log_tokens[perhaps].min()
     for row in np.argsort(late)[:: len(late) // 8]:  # all is a tenth slower than expected, without doubt
-        simulated = float(np.exp(pool.features.log_tokens[row] - pool.said.log_step_s[row] - 0.1))
+        simulated = float(np.exp(pool.features.log_tokens[row] - pool.predicted.log_step_s[row] - 0.1))
         belief.note(pool.actions[row], Answer(0.0, max(float(late[row]) + 0.1, 0.01), simulated))
     belief.learn()
     improvement = pool.posterior().improvement
