@@ -39,6 +39,12 @@ LATENT = question_about("deepseek_v3", phase="serve", isl=4096, osl=512, engine=
 PROMPTS = question_about("deepseek_v3", phase="prefill", isl=4096, osl=512)
 
 
+@pytest.fixture(autouse=True)
+def few_meshes_are_priced_together(monkeypatch):
+    monkeypatch.setattr(batched, "_LEAST_MESHES", 2)
+    monkeypatch.setattr(batched, "_LEAST_LANES", 1)
+
+
 def agree(workload, strategies):
     many, each = evaluate_many(workload, strategies), [evaluate(workload, strategy) for strategy in strategies]
     for name in FIGURES:
@@ -65,6 +71,7 @@ def test_so_it_is_of_any_workload_in_every_phase_and_under_every_engine(monkeypa
     """
     for seed in range(FIRST, FIRST + WORKLOADS):
         rng = np.random.default_rng(seed)
+        monkeypatch.setattr(batched, "_LEAST_MESHES", (1, 3, 96)[seed % 3])
         monkeypatch.setattr(batched, "_LEAST_LANES", (1, 2, 6)[seed % 3])
         known, many = drawn_workload(rng), 4 if seed % 2 else 64
         dims = np.array([drawn_strategy(known, rng, fits=False).dims for _ in range(8)])
