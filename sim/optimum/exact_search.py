@@ -482,10 +482,12 @@ class _Search:
             held = start.weights, start.kv
             needed = [least_needed_bytes(ending.stacks[-1], depths, *held) for ending in start.endings]
             state, kinds_s = start.state.through(np.array(depths)), (stages_s[0], stages_s[-1])
-            figures = (state.step_s, state.tpot_s, state.ttft_s, state.prompt_share)
-            times_s = (of(*kinds_s) + np.zeros(len(depths)) for of in figures)
+            step_s, tpot_s, ttft_s, share = (
+                of(*kinds_s) + np.zeros(len(depths))
+                for of in (state.step_s, state.tpot_s, state.ttft_s, state.prompt_share)
+            )
             seen = state.pace.seen(state.times) + np.zeros(len(depths))
-            found = known[key] = _Floor(*times_s, seen, np.min(needed, axis=0))
+            found = known[key] = _Floor(step_s, tpot_s, ttft_s, share, seen, np.min(needed, axis=0))
         return found
 
     # --- sums ------------------------------------------------------------------------------------

@@ -83,10 +83,10 @@ class Slower:
             return False
         if not self.guarded or self.growth > 1 - seen:
             return True
-        surely_s = tpot_s * float(self.tokens_about(prompt_share))
+        surely_s = tpot_s * float(self.tokens_about(np.array(prompt_share)))
         return surely_s <= self.workload.tpot_limit_s * (1 + ROUNDING) * (1 + ABOUT)
 
-    def tokens_about(self, prompt_shares: Any) -> Any:
+    def tokens_about(self, prompt_shares: Floats) -> Floats:
         """The same of very many, at most `ABOUT` off."""
         return np.interp(prompt_shares, *_table(self.workload)) if self.guarded else np.ones_like(prompt_shares)
 
