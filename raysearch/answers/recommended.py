@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
-from raysearch.deploy.recommend.demand import Demand, FormName
+from raysearch.deploy.recommend.demand import Demand, FormName, Without
 from raysearch.deploy.recommend.fleet import Searched
 from raysearch.deploy.recommend.formats_compared import FormatChoice, compared_formats, formats_table
 from raysearch.deploy.recommend.forms_compared import (
@@ -65,6 +65,7 @@ class RecommendationResult(Result):
         only: FormName | None,
         replays: int,
         forms: FormsCompared = "all",
+        without: Without | None = None,
         progress: Callable[[str], None],
         found: Callable[[Recommendation], None] = lambda _: None,
         early: Callable[[Recommendation], None] | None = None,
@@ -87,6 +88,9 @@ class RecommendationResult(Result):
             if limits:
                 each = replace(each, **limits)
                 workload = each.load()
+            if without:
+                none = dict.fromkeys(without.split(","), (1,))
+                workload = replace(workload, degrees=replace(workload.degrees, **none))
             given = {"only": only, "replays": replays, "usual": limits}
             return Demand(workload, workload.max_gpus, each, top, *load, **traffic, **given)
 

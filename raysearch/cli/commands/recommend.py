@@ -14,7 +14,7 @@ from raysearch.base.file_io import as_strategy, degrees_text, strategy_dict
 from raysearch.cli.commands.options import ConcurrencyOption, JsonOption, OutOption, RequestsPerSOption, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
-from raysearch.deploy.recommend.demand import Demand, FormName
+from raysearch.deploy.recommend.demand import Demand, FormName, Without
 from raysearch.deploy.recommend.formats_compared import formats_table
 from raysearch.deploy.recommend.forms_compared import FormsCompared, forms_table, untried
 from raysearch.deploy.recommend.recommendation_files import option_figures
@@ -61,6 +61,10 @@ def recommend(
             "batches; 'eagle3': of those with a public EAGLE-3 head, too; 'usual': what is asked for alone."
         ),
     ] = "all",
+    without: Annotated[
+        Without | None,
+        Setting("'pp': no pipelines; 'ep': no expert parallelism; 'pp,ep': neither.", "none"),
+    ] = None,
     replays: Annotated[
         int,
         Setting(
@@ -117,6 +121,7 @@ def recommend(
         only=only,
         replays=replays,
         forms=forms,
+        without=without,
         progress=_note if sys.stderr.isatty() else lambda _: None,
         found=lambda so_far: None if as_json else shown(best_blocks(so_far)),
         early=None if as_json else lambda so_far: shown(begun_lines(so_far)),
