@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, final, overload
@@ -551,9 +551,9 @@ class _Terms:
             pipelines: What begins on each mesh; those that are worked out are taken off.
         """
         keys = [self._mesh_keys[mesh] for mesh in its]
-        states = [batching(self._workload, key[4], key[2]) for key in keys]
+        states = {at: batching(self._workload, *at) for at in dict.fromkeys((key[4], key[2]) for key in keys)}
         try:
-            gpus = ManyMeshes.of(self._workload, keys, [state.loads for state in states])
+            gpus = ManyMeshes.of(self._workload, keys, [states[key[4], key[2]].loads for key in keys])
         except Diverges as diverging:
             for part in (diverging.taken, ~diverging.taken):
                 some = [mesh for mesh, taken in zip(its, part.tolist(), strict=True) if taken]
@@ -582,7 +582,11 @@ class _Terms:
         self._begin_together(gpus, its, states, pipelines)
 
     def _begin_together(
-        self, gpus: ManyMeshes, its: Sequence[int], states: Sequence[Batching], pipelines: dict[int, list[_Mesh]]
+        self,
+        gpus: ManyMeshes,
+        its: Sequence[int],
+        states: Mapping[tuple[int, int], Batching],
+        pipelines: dict[int, list[_Mesh]],
     ) -> None:
         """Works out what is kept of meshes, by their rows, and of pipelines that begin on them."""
         choices, end = self._choices[self._sum.leaves], self._sum.end
@@ -602,11 +606,12 @@ class _Terms:
                 self._send_s[rows] = sends.reshape(len(keys), len(choices), self._kinds)
         except NO_LANES:
             return
-        numbers = [
-            (*_numbers_of(state), most_sequences(self._workload, self._mesh_keys[mesh][2]))
-            for mesh, state in zip(its, states, strict=True)
-        ]
-        self._about[its] = np.concatenate([np.array(numbers), base], axis=1)
+        numbers = {
+            (batch, dp): (*_numbers_of(state), most_sequences(self._workload, dp))
+            for (batch, dp), state in states.items()
+        }
+        of_meshes = [numbers[key[4], key[2]] for key in map(self._mesh_keys.__getitem__, its)]
+        self._about[its] = np.concatenate([np.array(of_meshes), base], axis=1)
         for mesh in its:
             pipelines.pop(mesh, None)
 
