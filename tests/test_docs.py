@@ -39,6 +39,22 @@ def test_examples_print_what_they_say(page: Path, tmp_path: Path, monkeypatch: p
     assert runner.run(examples).failed == 0
 
 
+def test_the_readme_counts_what_ships_and_has_the_errors_of_the_page_on_fidelity() -> None:
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    listed = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)
+    count = {kind: len(listed[kind]) for kind in ("models", "hardware", "searchers")}
+    assert f"{count['models']} models, {count['hardware']} machines" in readme
+    assert f"four engines and {count['searchers']} searchers" in readme
+    assert len(listed["engines"]) == 4
+    machines = listed["facts"]["hardware"].values()
+    assert sum("measured" in each["efficiencies"] for each in machines) == 12
+    assert sum(each["serving"] == "measured" for each in machines) == 8
+    assert "Kernels were measured on twelve machines, serving on eight of them" in readme
+    fidelity = (CHECKOUT / "docs/evidence/fidelity.md").read_text(encoding="utf-8")
+    mean = dict(re.findall(r"^\| (H\d+|B200) SXM \| [\d,]+ \| ([\d.]+)%", fidelity, flags=re.MULTILINE))
+    assert f"{mean['H100']} % on H100 (median 5.0 %), {mean['H200']} % on H200 and {mean['B200']} % on B200" in readme
+
+
 QWEN3_8B = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",

@@ -97,6 +97,10 @@ class RecommendationResult(Result):
         formats, compared, near, searched = list[FormatChoice](), list[ServingForm](), None, Searched()
         any_format = question.weights == ANY_FORMAT
         demand = asked(replace(question, weights=None) if any_format else question)
+        if any_format and demand.loaded:
+            raise InputError(
+                "--weights any compares tokens/s of all GPUs: leave out --requests-per-s and --concurrency"
+            )
         if early and (any_format or demand.under_traffic or compares_forms(demand, forms)):
             early(begun(demand, searched))
         if any_format:
