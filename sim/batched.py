@@ -516,7 +516,6 @@ class _Terms:
             pipelines: dict[int, list[_Mesh]] = {}
             for key in self._begun:
                 pipelines.setdefault(self._meshes[key[:5]], []).append(key)
-            self._begun.clear()
             together: dict[Hashable, list[int]] = {}
             for mesh in sorted({*meshes.tolist(), *pipelines}):
                 together.setdefault(branches_alike(self._workload, self._mesh_keys[mesh]), []).append(mesh)
@@ -529,6 +528,7 @@ class _Terms:
                 due.setdefault(mesh, []).append(at)
             for mesh, its in due.items():  # GPUs of many meshes are not all remembered
                 self._work_out(self._mesh_keys[mesh], table, its, pipelines.get(mesh, ()))
+            self._begun.clear()
         return table.figures(wanted)
 
     def _work_out_together(

@@ -297,3 +297,19 @@ def test_rows_add_up_as_python_adds_them(rows):
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, 1e-17, math.log(3), 2e16]), min_size=9, max_size=9), min_size=1))
 def test_excesses_add_up_as_fsum_adds_them(rows):
     assert batched._total(np.array(rows).T).tolist() == [math.fsum(row) for row in rows]
+
+
+def test_what_was_interrupted_is_worked_out_again(monkeypatch):
+    known = load_workload("gpt_moe_1_2t_16k")
+    rng = np.random.default_rng(11)
+    several = [space_of(known).sample(rng) for _ in range(30)]
+    evaluate_many(replace(known, name="another"), several)  # what is known of this workload begins anew
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(batched, "stream_send_s", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_many(known, several)
+    agree(known, several)
