@@ -7,10 +7,12 @@
 
 A case is a workload and a black box that answers for it; those of the group `drawn` are random, on machines out by
 factors. f/f* is the true figure of the best strategy so far over the exact optimum of the black box; before anything is
-feasible it is 0. What the prior was trained on is in its header: none of the workloads and models here, no machine but
-the H100, no engine but vLLM. A searcher "NAME:rule" begins with twenty strategies by rule of thumb, "prior:as_is" does
-not learn from answers, "prior:improvement" has no policy; in "prior:no_history" it does not read the calls so far, in
-"prior:no_workload" not the workload's token. `optuna_gp`, `smac`, `botorch`, `vizier` are of `library_peers.py`.
+feasible it is 0. `prior` expects of every case what the simulator says of a machine that nobody measured (terms
+`carried`), "prior:network" what the network says; its header has what that was trained on: none of the workloads and
+models here, no machine but the H100, no engine but vLLM. A searcher "NAME:rule" begins with twenty strategies by rule
+of thumb, "prior:as_is" does not learn from answers, "prior:improvement" has no policy; in "prior:no_history" that does
+not read the calls so far, in "prior:no_workload" not the workload's token; "prior:network+improvement" is both.
+`optuna_gp`, `smac`, `botorch`, `vizier` are of `library_peers.py`.
 Finished runs are not run again.
 """
 
@@ -39,6 +41,7 @@ from raysearch.optima.named_spaces import optimum_value
 from raysearch.pretraining.pretraining_file import PretrainingFile
 from raysearch.pretraining.search_tables import table_workload
 from raysearch.searchers.prior.policy import SHIPPED_POLICY, read_policy, write_policy
+from raysearch.searchers.prior.simulated_terms import carried_over
 from raysearch.searchers.registry import make_searcher
 from raysearch.searchers.rule_of_thumb import rule_of_thumb
 from raysearch.searchers.start import StartedSearcher
@@ -71,6 +74,12 @@ TIGHT = 1.15
 LIST = "simulator's list"
 SEARCHERS = ("prior", "prior:improvement", "prior:as_is", "prior:rule", LIST, "genetic", "genetic:rule", "optuna_tpe")
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "as_is": {"adapt": False},
+    "improvement": {"policy": "none"},
+    "network": {"terms": "network"},
+}
+"""Of `prior`."""
 UNREAD = {"no_history": "of_calls", "no_workload": "of_workload"}
 """Layers of the policy that read nothing, by option of `prior`."""
 
@@ -111,7 +120,7 @@ def _machines(group: str) -> Iterator[Case]:
     for machine in MACHINES:
         for name in ON_MACHINES:
             workload = load_workload(name, machine, precisions=_BF16 if machine == "a100_80_sxm" else {})
-            yield Case(group, f"{name} on {machine}", workload, believed=_carried_over(workload))
+            yield Case(group, f"{name} on {machine}", workload, believed=carried_over(workload))
 
 
 def _tight_ones(group: str) -> Iterator[Case]:
@@ -151,15 +160,6 @@ GROUPS: dict[str, Callable[[str], Iterator[Case]]] = {
     "noise": _noisy_ones,
 }
 """Cases by the name of their group."""
-
-
-def _carried_over(workload: Workload) -> Workload:
-    """The same on a machine of the same rates with the H100's efficiencies, which is what one has without measuring."""
-    curves = workload.hardware.curves
-    assert curves is not None
-    assert curves.calibration.rest is not None
-    hardware = replace(workload.hardware, curves=curves.under(curves.calibration.rest))
-    return replace(workload, hardware=hardware, config_hash=f"{workload.config_hash}-carried")
 
 
 @cache
@@ -222,11 +222,13 @@ def curve(case: Case, searcher: str, seed: int, calls: int) -> list[float]:
     assert optimum
     env = StrategyEnv(case.workload, evaluate=noisy(case.noise, seed) if case.noise else evaluate)
     name, _, option = searcher.partition(":")
-    options: dict[str, Any] = {"as_is": {"adapt": False}, "improvement": {"policy": "none"}}.get(option, {})
+    options: dict[str, Any] = {"terms": "carried"} if name == "prior" else {}
+    for each in option.split("+"):
+        options |= OPTIONS.get(each, {})
     if option in UNREAD:
-        options = {"policy": str(_policy_without(UNREAD[option]))}
+        options |= {"policy": str(_policy_without(UNREAD[option]))}
     if option == "rule":
-        options = {"start": [strategy_dict(each) for each in rule_of_thumb(env.space)]}
+        options |= {"start": [strategy_dict(each) for each in rule_of_thumb(env.space)]}
     planned = iter(_listed(case, env.space, calls)) if searcher == LIST else None
     made = None
     if name in PEERS:

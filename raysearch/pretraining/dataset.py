@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,19 +14,18 @@ from raysearch.pretraining.array_files import PER_FILE, UNREADABLE, ArrayFiles, 
 from raysearch.pretraining.pretraining_file import PretrainingFile
 from raysearch.pretraining.random_workloads import random_workload
 from raysearch.searchers.prior.candidate_strategies import CandidateStrategies
-from raysearch.searchers.prior.strategy_features import OPS, Features, Reals, WorkloadFeatures
+from raysearch.searchers.prior.network import FACTOR_COUNT
+from raysearch.searchers.prior.simulated_terms import as_prediction, carried_over, simulated
+from raysearch.searchers.prior.strategy_features import OPS, SHARES, Features, Reals, WorkloadFeatures
 from sim.arrays import Flags, Ints
 from sim.batched import Evaluations, evaluate_many
 from sim.config.reading import parse_object
 from sim.layers.dims import dims_of
 from sim.serving.phases import phase_of
-from sim.step.stage import room
 from sim.workload import Workload
 
 NETWORK_TARGETS = ("step", "tpot", "ttft", "memory")
 """Logs of what the simulator says over what the roofline says: see `targets`."""
-_BROKEN = 1e-3
-"""Excess beyond what latencies and memory explain, from which on another limit is broken."""
 
 
 class Rows(NamedTuple):
@@ -39,6 +38,9 @@ class Rows(NamedTuple):
         weights: How near the workload's best they lie, `[n]`.
         workload: Index of the workload, `[n]`.
         known: Whether it is on a measured machine, `[n]`.
+        shares: Of a step's time, as the simulator expects them of a machine that nobody measured, see `SHARES`;
+            `[n, FACTOR_COUNT]`, of workloads kept from training alone.
+        missed: By how much the log of a step's time is more than expected so, `[n]`; see `shares`.
     """
 
     inputs: Reals
@@ -47,11 +49,19 @@ class Rows(NamedTuple):
     weights: Reals
     workload: Ints
     known: Flags
+    shares: Reals
+    missed: Reals
 
     def at(self, which: Ints) -> Rows:
         """Some of them."""
-        inputs, targets, broken, weights, workload, known = self
-        return Rows(inputs[which], targets[which], broken[which], weights[which], workload[which], known[which])
+        columns: Any = (each[which] for each in self)
+        return Rows(*columns)
+
+    def as_simulated(self) -> Rows:
+        """The same with `shares` in the place of the roofline's."""
+        inputs = self.inputs.astype(np.float32)
+        inputs[:, SHARES] = self.shares
+        return self._replace(inputs=inputs)
 
 
 def kept_out(workload: Ints) -> Flags:
@@ -61,21 +71,15 @@ def kept_out(workload: Ints) -> Flags:
 
 def targets(workload: Workload, features: Features, evaluated: Evaluations) -> tuple[Reals, Flags]:
     """What the network is to say `[n, 4]`, and whether a limit of the choices is broken `[n]`."""
-    step = features.log_tokens - np.log(evaluated.tokens_per_s_per_gpu)
-    tpot, ttft = (np.log(np.maximum(each, 1e-9)) for each in (evaluated.tpot_s, evaluated.ttft_s))
-    needed, allowed = room(workload, evaluated.memory_bytes, np.zeros(len(evaluated)))
-    memory = np.log(needed / allowed)
-    known = [np.maximum(tpot - np.log(workload.tpot_limit_s), 0), np.maximum(memory, 0)]
-    known.append(np.maximum(ttft - np.log(workload.ttft_limit_s), 0))
-    broken = evaluated.excess - sum(known) > _BROKEN
-    decodes, prefills = bool((evaluated.tpot_s > 0).all()), bool((evaluated.ttft_s > 0).all())
+    predicted = as_prediction(workload, features, evaluated)
+    nothing = np.zeros(len(evaluated))
     found = [
-        step - features.log_step_s,
-        tpot - step if decodes else np.zeros(len(evaluated)),
-        ttft - features.log_ttft_s if prefills else np.zeros(len(evaluated)),
-        memory - features.log_memory,
+        predicted.log_step_s - features.log_step_s,
+        predicted.log_tpot_s - predicted.log_step_s if (evaluated.tpot_s > 0).all() else nothing,
+        predicted.log_ttft_s - features.log_ttft_s if (evaluated.ttft_s > 0).all() else nothing,
+        predicted.log_memory - features.log_memory,
     ]
-    return np.stack(found, 1), broken
+    return np.stack(found, 1), predicted.kept < 0
 
 
 def _evaluated(pretraining: PretrainingFile, index: int) -> tuple[Rows, dict[str, int] | None]:
@@ -84,8 +88,8 @@ def _evaluated(pretraining: PretrainingFile, index: int) -> tuple[Rows, dict[str
     What is trained on has the efficiencies of a measured machine at whatever rates: a function that can be learned
     without noise. Only workloads kept for the errors are on machines whose efficiencies are out by factors.
     """
-    distribution = pretraining.distribution
-    if not kept_out(np.array(index)):
+    distribution, is_kept = pretraining.distribution, bool(kept_out(np.array(index)))
+    if not is_kept:
         distribution = distribution.model_copy(update={"efficiency_spread": 0.0})
     workload, known = random_workload(distribution, pretraining.seed, index)
     rng = np.random.default_rng([pretraining.seed, 1 << 21, index])
@@ -130,7 +134,13 @@ def _evaluated(pretraining: PretrainingFile, index: int) -> tuple[Rows, dict[str
     merit = log_tokens - 2 * excess
     top = merit[feasible].max() if feasible.any() else merit.max()
     weights = 0.1 + np.exp(-np.clip(np.abs(top - merit), 0, 20))
-    rows = Rows(found_features.inputs, wanted, broken, weights, np.full(len(found), index), np.full(len(found), known))
+    shares, missed = np.zeros((len(found), FACTOR_COUNT)), np.zeros(len(found))
+    if is_kept:
+        expected, predicted = simulated(carried_over(workload), space.strategies(found), found_features)
+        shares = expected.inputs[:, SHARES]
+        missed = found_features.log_step_s + wanted[:, 0] - predicted.log_step_s
+    about = np.full(len(found), index), np.full(len(found), known)
+    rows = Rows(found_features.inputs, wanted, broken, weights, *about, shares, missed)
     choices = None
     if feasible.any():
         dims = space.strategies(found[[np.where(feasible, log_tokens, -np.inf).argmax()]]).dims[0].tolist()
@@ -169,6 +179,8 @@ def _write_rows(pretraining: PretrainingFile, indices: range, path: Path) -> Non
         "weights": joined.weights.astype(np.float32),
         "workload": joined.workload.astype(np.int64),
         "known": joined.known.astype(bool),
+        "shares": joined.shares.astype(np.float16),
+        "missed": joined.missed.astype(np.float32),
         "choices": np.array([[best.get(op, -1) for op in OPS] for best in choices], np.int8).reshape(-1, len(OPS)),
         "asked": np.frombuffer(json.dumps(_asked(pretraining)).encode(), np.uint8),
     }
@@ -186,8 +198,9 @@ def _read_file(path: Path) -> tuple[dict[str, object], Rows, Reals]:
     asked = parse_object(arrays["asked"].tobytes())
     rows, choices = Rows(*(arrays[name] for name in Rows._fields)), arrays["choices"]
     count, width = rows.inputs.shape
-    shapes = [(count, width), (count, len(NETWORK_TARGETS)), *[(count,)] * 4, (choices.shape[0], len(OPS))]
-    kinds = ["f", "f", "b", "f", "i", "b", "i"]
+    shapes = [(count, width), (count, len(NETWORK_TARGETS)), *[(count,)] * 4, (count, FACTOR_COUNT), (count,)]
+    shapes.append((choices.shape[0], len(OPS)))
+    kinds = ["f", "f", "b", "f", "i", "b", "f", "f", "i"]
     for array, shape, kind in zip((*rows, choices), shapes, kinds, strict=True):
         if array.shape != shape or array.dtype.kind != kind or not np.isfinite(array).all():
             raise ValueError(f"expected finite numbers of shape {shape}, got {array.dtype} of shape {array.shape}")

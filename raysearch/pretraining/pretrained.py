@@ -59,9 +59,14 @@ def pretrain(name_or_path: str, folder: Path, processes: int, bars: TrainingBars
     expected = kept._replace(inputs=inputs)
     with bars("fitting the errors") as progress:
         kernels = []
-        for at in (0, 3):
-            kernels.append(fitted_kernel(expected, kept.targets[:, at] - predicted[:, at], pretraining.seed))
-            progress(len(kernels), 2)
+        apart = kept.at(np.flatnonzero(~kept.known))
+        for rows_of, missed in (
+            (expected, kept.targets[:, 0] - predicted[:, 0]),
+            (expected, kept.targets[:, 3] - predicted[:, 3]),
+            (apart.as_simulated(), apart.missed),
+        ):
+            kernels.append(fitted_kernel(rows_of, missed, pretraining.seed))
+            progress(len(kernels), 3)
     header = PriorHeader(
         format=PRIOR_FORMAT,
         command=f"raysearch pretrain {name_or_path}",
@@ -74,6 +79,7 @@ def pretrain(name_or_path: str, folder: Path, processes: int, bars: TrainingBars
         pool=pool_of(choices),
         time=kernels[0],
         limits=kernels[1],
+        simulated=kernels[2],
     )
     write_prior(folder / PRIOR_FILE, header, arrays)
     return header

@@ -29,6 +29,7 @@ class Distribution(_Table):
         rate_spread: A machine's published rates lie within factors of e to plus and minus this.
         efficiency_spread: Standard deviation of the log of the factor of a family of kernels or messages, on the
             machines that say how far a black box may be from what was trained on.
+        measured_spread: The same on a machine that was measured.
     """
 
     hardware: tuple[str, ...] = ("h100_sxm",)
@@ -41,6 +42,7 @@ class Distribution(_Table):
     extended_share: ShareOfAll = 0.35
     rate_spread: Annotated[float, Field(ge=0, le=2)] = 1.2
     efficiency_spread: Annotated[float, Field(ge=0, le=1)] = 0.25
+    measured_spread: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())
@@ -70,7 +72,7 @@ class PolicySettings(_Table):
     Attributes:
         tables: Workloads whose strategies it learns to search, one in eight of which is kept to judge it by; 0 trains
             no policy.
-        efficiency_spread: As of the distribution, of their machines.
+        efficiency_spread, measured_spread: As of the distribution, of their machines.
         tight_share: Of the tables, those with a limit that hardly any strategy keeps.
         calls: Of a search.
         searches: Of each table, whose states it imitates the best choice in.
@@ -81,6 +83,7 @@ class PolicySettings(_Table):
 
     tables: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     efficiency_spread: Annotated[float, Field(ge=0, le=1)] = 0.3
+    measured_spread: Annotated[float, Field(ge=0, le=1)] = 0.08
     tight_share: ShareOfAll = 0.0
     calls: Annotated[int, Field(ge=2, le=128)] = 16
     searches: Annotated[int, Field(ge=1, le=1000)] = 4

@@ -40,7 +40,7 @@ def random_workload(distribution: Distribution, seed: int, index: int) -> tuple[
     kernels: EngineName = _pick(rng, dict.fromkeys(_KERNELS, 1.0))
     name = str(rng.choice(distribution.hardware))
     known = bool(rng.random() < distribution.measured_share)
-    hardware, calibration = known_machine(name) if known else random_machine(name, rng, distribution)
+    hardware, calibration = (out_by_little if known else random_machine)(name, rng, distribution)
     curves = hardware.curves
     if curves is not None:
         reduces = kernels if rng.random() < 0.8 and hardware.collectives.custom_all_reduce else "nccl"
@@ -180,6 +180,15 @@ def _multiple(width: float, of: int) -> int:
 def known_machine(name: str) -> tuple[Hardware, Calibration]:
     """A shipped machine as it was measured."""
     return load_hardware(name), load_calibrated(name)
+
+
+def out_by_little(name: str, rng: np.random.Generator, distribution: Distribution) -> tuple[Hardware, Calibration]:
+    """A measured machine whose times are out by as little as measurements of it are."""
+    if not distribution.measured_spread:
+        return known_machine(name)
+    measured = read_config(config_path("hardware", name), HardwareFile)
+    calibration = perturbed(load_calibrated(name), rng, distribution.measured_spread)
+    return measured.to_si(calibration), calibration
 
 
 def random_machine(name: str, rng: np.random.Generator, distribution: Distribution) -> tuple[Hardware, Calibration]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from envs.space import StrategySpace
 from raysearch.pretraining.pretraining_file import PretrainingFile
-from raysearch.pretraining.search_tables import SearchTable, kept_tables, read_tables, table_workload
+from raysearch.pretraining.search_tables import BLIND, SearchTable, kept_tables, read_tables, table_workload
 from raysearch.searchers.prior.black_box_belief import Answer, BlackBoxBelief
 from raysearch.searchers.prior.candidate_pool import CandidatePool
 from raysearch.searchers.prior.network import read_prior
@@ -155,8 +155,8 @@ class Searches:
     @cached_property
     def layout(self) -> TokenLayout:
         """Of what a policy sees."""
-        belief = BlackBoxBelief(self._prior, StrategySpace(table_workload(self._pretraining, self.tables[0].index)))
-        inputs = len(self._prior.mean)
+        space, inputs = StrategySpace(table_workload(self._pretraining, self.tables[0].index)), len(self._prior.mean)
+        belief = BlackBoxBelief(self._prior, space)
         return TokenLayout(belief.constants, inputs - belief.constants, self._pretraining.policy.calls)
 
     def begin(self, number: int, rng: np.random.Generator, noise: float | None = None) -> TableSearch:
@@ -164,9 +164,9 @@ class Searches:
         table = self.tables[number]
         if number not in self._known:
             space = StrategySpace(table_workload(self._pretraining, table.index, table.tpot_slo_s))
-            self._known[number] = space, CandidatePool(BlackBoxBelief(self._prior, space), table.actions)
+            self._known[number] = space, CandidatePool(BlackBoxBelief(self._prior, space, BLIND), table.actions)
         space, known = self._known[number]
-        belief = BlackBoxBelief(self._prior, space)
+        belief = BlackBoxBelief(self._prior, space, BLIND)
         pool = known.of(belief)
         drawn = float(rng.choice(_NOISES, p=_NOISE_ODDS)) if noise is None else noise
         return TableSearch(belief, pool, table, drawn, rng)

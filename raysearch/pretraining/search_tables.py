@@ -25,6 +25,7 @@ from raysearch.searchers.prior.black_box_belief import BlackBoxBelief
 from raysearch.searchers.prior.candidate_pool import first_pool
 from raysearch.searchers.prior.candidate_strategies import CandidateStrategies
 from raysearch.searchers.prior.network import read_prior
+from raysearch.searchers.prior.simulated_terms import TermSourceName
 from raysearch.searchers.prior.strategy_features import Reals
 from sim.arrays import Flags
 from sim.batched import evaluate_many
@@ -35,6 +36,9 @@ _FOREMOST, _REST, _ANYWHERE, _BETTER, _ROUNDS = 200, 60, 60, 60, 2
 search would come to, mutations of the truly best, twice. [assumed]"""
 _ABOVE_SHORTEST, _NO_TIME_S = (1.03, 1.6), 1e-6
 """A tight limit over the shortest time, and one that nothing keeps, so that the fastest are looked at. [assumed]"""
+BLIND: TermSourceName = "carried"
+"""What searches of tables expect: nothing of what was measured of the machines."""
+_SPREADS = {"efficiency_spread", "measured_spread"}
 _SEEDS_APART = 1 << 40
 """Added to the seed, so that no table is of a workload that the network was trained on."""
 
@@ -64,7 +68,7 @@ class SearchTable(NamedTuple):
 def table_workload(pretraining: PretrainingFile, index: int, tpot_slo_s: float = 0.0) -> Workload:
     """The workload of a table, with its own limit of a token's time unless one is given."""
     policy = pretraining.policy
-    distribution = pretraining.distribution.model_copy(update={"efficiency_spread": policy.efficiency_spread})
+    distribution = pretraining.distribution.model_copy(update=policy.model_dump(include=_SPREADS))
     drawn = random_workload(distribution, pretraining.seed + _SEEDS_APART, index)[0]
     return _limited(drawn, tpot_slo_s) if tpot_slo_s else drawn
 
@@ -103,7 +107,7 @@ def made_table(pretraining: PretrainingFile, prior: Path, index: int) -> SearchT
 
 
 def _looked_at(space: StrategySpace, candidates: CandidateStrategies, prior: Path, rng: np.random.Generator) -> Action:
-    return first_pool(BlackBoxBelief(read_prior(prior), space), space, candidates, rng).actions
+    return first_pool(BlackBoxBelief(read_prior(prior), space, BLIND), space, candidates, rng).actions
 
 
 def _shortest_s(workload: Workload, prior: Path, rng: np.random.Generator) -> float:
@@ -139,7 +143,7 @@ def _write_tables(pretraining: PretrainingFile, prior: str, indices: range, path
 def _asked(pretraining: PretrainingFile) -> bytes:
     """What decides what is in a file, but for the prior, which is of the same folder."""
     words = pretraining.model_dump(mode="json", include={"seed", "distribution"})
-    return json.dumps(words | pretraining.policy.model_dump(include={"efficiency_spread", "tight_share"})).encode()
+    return json.dumps(words | pretraining.policy.model_dump(include={*_SPREADS, "tight_share"})).encode()
 
 
 def read_tables(paths: Sequence[Path], pretraining: PretrainingFile) -> list[SearchTable]:

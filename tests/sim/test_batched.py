@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sim import batched
 from sim.arrays import add_up
-from sim.batched import Strategies, evaluate_many
+from sim.batched import Strategies, evaluate_many, step_seconds
 from sim.config.catalog import load_workload
 from sim.config.question import Question
 from sim.engines.engine_registry import in_space
@@ -22,7 +22,7 @@ from sim.layers.heuristics import megatron_dims
 from sim.layers.mixers import GroupedAttention, LinearMixer
 from sim.layers.model import FeedForward, LayerGroup, Model
 from sim.optimum.spaces import extended_space, space_of
-from sim.serving.phases import SERVE, register_phase, withdraw_phase
+from sim.serving.phases import SERVE, batching, register_phase, withdraw_phase
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.strategy_checks import StrategyError, check_strategy
@@ -37,12 +37,6 @@ SERVED = question_about(
 )
 LATENT = question_about("deepseek_v3", phase="serve", isl=4096, osl=512, engine="sglang", kv_cache="fp8")
 PROMPTS = question_about("deepseek_v3", phase="prefill", isl=4096, osl=512)
-
-
-@pytest.fixture(autouse=True)
-def few_meshes_are_priced_together(monkeypatch):
-    monkeypatch.setattr(batched, "_LEAST_MESHES", 2)
-    monkeypatch.setattr(batched, "_LEAST_LANES", 1)
 
 
 def agree(workload, strategies):
@@ -63,6 +57,22 @@ def test_it_gives_the_figures_of_one_by_one_to_the_last_bit(workload, space):
     assert not all(one.feasible for one in each)
 
 
+@pytest.mark.parametrize("workload", ["gpt_moe_1_2t_16k", "llama_3_1_405b_8k", LATENT, PROMPTS], ids=str)
+def test_the_parts_of_a_step_add_up_to_it(workload):
+    known = workload.load() if isinstance(workload, Question) else load_workload(workload)
+    known = replace(known, prompt_wait_steps=0)
+    rng = np.random.default_rng(0)
+    drawn = Strategies.of([space_of(known).sample(rng) for _ in range(60)])
+    many, parts = evaluate_many(known, drawn), step_seconds(known, drawn)
+    fits = np.flatnonzero(many.running == drawn.batch)  # else fewer run at once
+    whole_s = sum([*parts.kernels.values(), *parts.collectives.values()]) + parts.moves + parts.ends + parts.engine
+    states = [batching(known, each.batch, each.attention_dp) for each in drawn]
+    made = np.array([state.tokens for state in states]) * drawn.pp
+    gpus = drawn.tp * drawn.cp * drawn.dp * drawn.pp
+    assert len(fits) > 3
+    np.testing.assert_allclose((made / gpus / whole_s)[fits], many.tokens_per_s_per_gpu[fits])
+
+
 def test_so_it_is_of_any_workload_in_every_phase_and_under_every_engine(monkeypatch):
     """`RAYSEARCH_FUZZ` says how many workloads are drawn, `RAYSEARCH_FUZZ_FROM` the first of them.
 
@@ -71,7 +81,6 @@ def test_so_it_is_of_any_workload_in_every_phase_and_under_every_engine(monkeypa
     """
     for seed in range(FIRST, FIRST + WORKLOADS):
         rng = np.random.default_rng(seed)
-        monkeypatch.setattr(batched, "_LEAST_MESHES", (1, 3, 96)[seed % 3])
         monkeypatch.setattr(batched, "_LEAST_LANES", (1, 2, 6)[seed % 3])
         known, many = drawn_workload(rng), 4 if seed % 2 else 64
         dims = np.array([drawn_strategy(known, rng, fits=False).dims for _ in range(8)])
@@ -297,19 +306,3 @@ def test_rows_add_up_as_python_adds_them(rows):
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, 1e-17, math.log(3), 2e16]), min_size=9, max_size=9), min_size=1))
 def test_excesses_add_up_as_fsum_adds_them(rows):
     assert batched._total(np.array(rows).T).tolist() == [math.fsum(row) for row in rows]
-
-
-def test_what_was_interrupted_is_worked_out_again(monkeypatch):
-    known = load_workload("gpt_moe_1_2t_16k")
-    rng = np.random.default_rng(11)
-    several = [space_of(known).sample(rng) for _ in range(30)]
-    evaluate_many(replace(known, name="another"), several)  # what is known of this workload begins anew
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as interrupted:
-        interrupted.setattr(batched, "stream_send_s", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            evaluate_many(known, several)
-    agree(known, several)

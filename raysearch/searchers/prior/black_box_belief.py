@@ -1,4 +1,4 @@
-"""What is believed of a black box: what a trained network expects of a strategy, corrected by every answer so far."""
+"""What is believed of a black box: what is expected of a strategy (`TermSource`), corrected by every answer so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from scipy.special import expit, ndtr
 from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
 from raysearch.searchers.prior.gaussian_process import ResidualProcess, Scales
-from raysearch.searchers.prior.network import NetworkPrediction, Prior
+from raysearch.searchers.prior.network import Prior, StepPrediction
+from raysearch.searchers.prior.simulated_terms import TermSourceName, term_source
 from raysearch.searchers.prior.strategy_features import Features, Reals, WorkloadFeatures
 from sim.arrays import Ints
 from sim.serving.phases import phase_of
@@ -26,6 +27,8 @@ _NEAR_LIMIT = 0.15
 _MOST_EXCESS, _MISSED, _KEPT_BY = 3.0, 1e-3, 0.02
 """[assumed] Nats beyond which an excess is as bad as any, from which on a limit counts as missed, and by which it is
 kept at least."""
+_SLOWER = (0.0, 0.7, 1.4, 2.1)
+"""[assumed] Nats by which a step may take longer than the roofline has it."""
 _NOISY = 0.01
 """[assumed] Standard deviation of the log of an answer from which on the best answer is luck, too."""
 
@@ -65,7 +68,7 @@ class Posterior(NamedTuple):
 
 
 class _Expected(NamedTuple):
-    """Of strategies that were called: `Features.log_tokens`, and a `NetworkPrediction`."""
+    """Of strategies that were called: `Features.log_tokens`, and a `StepPrediction`."""
 
     log_tokens: Reals
     log_step_s: Reals
@@ -77,11 +80,12 @@ class _Expected(NamedTuple):
 
 @final
 class BlackBoxBelief:
-    """What a network expects on a workload, and two Gaussian processes of what it misses, of time and of memory.
+    """What is expected on a workload, and two Gaussian processes of what that misses, of time and of memory.
 
     Args:
-        prior: The network.
+        prior: The network, and how errors go together.
         space: Whose strategies are called.
+        terms: Where expectations come from.
         adapt: Whether answers correct it.
 
     Attributes:
@@ -90,17 +94,20 @@ class BlackBoxBelief:
         inputs: Of the network, of those.
 
     Raises:
-        InputError: The workload has ops or choices that no prior knows.
+        InputError: See `term_source`.
     """
 
-    def __init__(self, prior: Prior, space: StrategySpace, *, adapt: bool = True) -> None:
+    def __init__(
+        self, prior: Prior, space: StrategySpace, terms: TermSourceName = "simulator", *, adapt: bool = True
+    ) -> None:
         self.prior, self._space, self._adapt = prior, space, adapt
         self._features = WorkloadFeatures(space.workload)
+        self._source = term_source(terms, prior, self._features)
         self._phase = phase_of(space.workload)
         self._log_tpot_limit = math.log(min(space.workload.tpot_limit_s, 1e6))
         self._log_ttft_limit = math.log(min(space.workload.ttft_limit_s, 1e6))
-        self._time = ResidualProcess(prior.header.time)
-        self._limits = ResidualProcess(prior.header.limits)
+        self._time = ResidualProcess(self._source.time)
+        self._limits = ResidualProcess(self._source.limits)
         self.actions: list[Action] = []
         self.answers: list[Answer] = []
         self.inputs: list[Reals] = []
@@ -114,15 +121,21 @@ class BlackBoxBelief:
         ]
 
     @property
+    def policy_calls(self) -> int:
+        """See `TermSource`."""
+        return self._source.policy_calls
+
+    @property
     def constants(self) -> int:
         """How many of them, the last ones, all strategies of the workload share."""
         return self._features.constants
 
     # --- what is expected ----------------------------------------------------------------------
 
-    def predict(self, actions: Action) -> tuple[Features, NetworkPrediction]:
+    def predict(self, actions: Action) -> tuple[Features, StepPrediction]:
         """Features of actions `[n, A]`, the shares of a step's time as the network expects them, and all it expects."""
-        features, predicted = self.prior.predict(self._features.of(self._space.strategies(actions)))
+        strategies = self._space.strategies(actions)
+        features, predicted = self._source.predict(strategies, self._features.of(strategies))
         if not self._phase.prefills:  # a step is what a token takes
             predicted = predicted._replace(
                 log_tpot_s=predicted.log_step_s - math.log(self._space.workload.tokens_per_step)
@@ -134,7 +147,29 @@ class BlackBoxBelief:
             predicted = predicted._replace(log_ttft_s=nothing)
         return features, predicted
 
-    def posterior(self, features: Features, predicted: NetworkPrediction, doubt: float = 1.0) -> Posterior:
+    def screened(self, actions: Action, count: int) -> Action:
+        """Of actions `[n, A]` those that are worth asking about, where asking is dear: the best by a bare roofline.
+
+        A roofline is too fast by a factor that it does not know, so some are the best under each of several.
+        """
+        if not self._source.dear or len(actions) <= count:
+            return actions
+        workload, bare = self._space.workload, self._features.of(self._space.strategies(actions))
+        found: dict[int, None] = {}
+        for place, slower in enumerate(_SLOWER, start=1):
+            step, late = bare.log_step_s + slower, np.zeros(len(actions))
+            if self._phase.decodes:
+                late += np.maximum(step - math.log(workload.tokens_per_step) - self._log_tpot_limit, 0)
+            if self._phase.prefills:
+                late += np.maximum(bare.log_ttft_s + slower - self._log_ttft_limit, 0)
+            merit = bare.log_tokens - step - 5 * (late + np.maximum(bare.log_memory, 0))
+            for row in np.argsort(-merit, kind="stable").tolist():
+                if len(found) >= count * place // len(_SLOWER):
+                    break
+                found.setdefault(row)
+        return actions[list(found)]
+
+    def posterior(self, features: Features, predicted: StepPrediction, doubt: float = 1.0) -> Posterior:
         """What is believed of strategies `[n]` as of the last `learn`; errors are taken for `doubt` times as wide."""
         best = self.best
         nearer = np.maximum(predicted.log_tpot_s - self._log_tpot_limit, predicted.log_ttft_s - self._log_ttft_limit)

@@ -9,14 +9,16 @@ import numpy as np
 from envs.space import Action, StrategySpace
 from raysearch.searchers.prior.black_box_belief import BlackBoxBelief, Posterior
 from raysearch.searchers.prior.candidate_strategies import CandidateStrategies
-from raysearch.searchers.prior.network import FACTOR_COUNT, NetworkPrediction
+from raysearch.searchers.prior.network import FACTOR_COUNT, StepPrediction
 from raysearch.searchers.prior.strategy_features import SHARES, Features, Reals
 from sim.arrays import Ints
 
 _SPREAD, _WIDENED, _KEPT, _ROUNDS = 6000, 150, 800, 5
 """Of the strategies looked at before the first call: over degrees, then with other dims, those kept, and rounds of
 mutation. [assumed] together half a second."""
-_FIELDS = len(NetworkPrediction._fields)
+_SCREENED = 800
+"""[assumed] Of the first, those that a simulator is asked about."""
+_FIELDS = len(StepPrediction._fields)
 
 
 @final
@@ -35,15 +37,15 @@ class CandidatePool:
 
     @property
     def expected(self) -> Reals:
-        """What the network says: `NetworkPrediction` and the shares of a step's time, `[fields and shares, C]`."""
+        """What the network says: `StepPrediction` and the shares of a step's time, `[fields and shares, C]`."""
         if not len(self.actions):
             return np.zeros((_FIELDS + FACTOR_COUNT, 0))
         return np.concatenate([np.stack(self.predicted), self.features.inputs[:, SHARES].T])
 
     def as_it_was(self, expected: Reals) -> Self:
-        """With what the network predicted then: of other batches the last bits may differ."""
+        """With what was predicted then: of other batches the last bits may differ."""
         if len(self.actions):
-            self.predicted = NetworkPrediction(*np.array(expected[:_FIELDS], np.float64))
+            self.predicted = StepPrediction(*np.array(expected[:_FIELDS], np.float64))
             self.features.inputs[:, SHARES] = expected[_FIELDS:].T
         return self
 
@@ -61,7 +63,7 @@ class CandidatePool:
         """Some of them."""
         found = CandidatePool(self._belief, self.actions[:0])
         found.actions, found.features = self.actions[rows], self.features.at(rows)
-        found.predicted = NetworkPrediction(*(each[rows] for each in self.predicted))
+        found.predicted = StepPrediction(*(each[rows] for each in self.predicted))
         return found
 
     def best(self, count: int) -> CandidatePool:
@@ -81,7 +83,7 @@ class CandidatePool:
         if not len(self.actions):
             return new
         new.features = Features.joined([self.features, new.features])
-        new.predicted = NetworkPrediction(
+        new.predicted = StepPrediction(
             *(np.concatenate(pair) for pair in zip(self.predicted, new.predicted, strict=True))
         )
         new.actions = np.concatenate([self.actions, new.actions])
@@ -93,7 +95,7 @@ def first_pool(
 ) -> CandidatePool:
     """What a search looks at before its first call: all degrees, dims that were good elsewhere, and mutations."""
     drawn = candidates.spread(_SPREAD, rng)
-    pool = CandidatePool(belief, drawn[:0]).grown(drawn, space).best(_WIDENED)
+    pool = CandidatePool(belief, drawn[:0]).grown(belief.screened(space.folded(drawn), _SCREENED), space).best(_WIDENED)
     pool = pool.grown(candidates.with_dims(pool.actions), space).best(_KEPT)
     for _ in range(_ROUNDS):
         pool = pool.grown(candidates.mutated(pool.actions[:60], 400, rng), space).best(_KEPT)

@@ -27,7 +27,7 @@ from sim.json_object import JsonFields
 
 SHIPPED_PRIOR = Path(__file__).with_name("prior.safetensors")
 """The prior that comes with the package."""
-PRIOR_FORMAT = "raysearch prior 3"
+PRIOR_FORMAT = "raysearch prior 4"
 _LARGEST_BYTES = 20_000_000
 _LARGEST_WEIGHT, _LARGEST_LOG = 1e6, 100.0
 """[assumed] Far beyond any of a trained network, and such that numbers made of them stay finite."""
@@ -39,7 +39,7 @@ _BLOCK = 4096
 """Strategies that go through the network together."""
 
 
-class NetworkPrediction(NamedTuple):
+class StepPrediction(NamedTuple):
     """Of [n] strategies, before any call.
 
     Attributes:
@@ -56,12 +56,13 @@ class NetworkPrediction(NamedTuple):
     kept: Reals
 
 
+_VARIANCES = ("shared", "terms", "degrees", "choices", "own")
 _Variance = Annotated[float, Field(ge=0, le=1e3)]
 _Distance = Annotated[float, Field(ge=1e-3, le=1e3)]
 
 
 class ResidualKernel(BaseModel):
-    """How errors of the network go together, as fitted on workloads that it was not trained on.
+    """How errors of what is expected go together, as fitted on workloads that nothing was trained on.
 
     Attributes:
         shared: Variance that all strategies of a workload share.
@@ -83,6 +84,11 @@ class ResidualKernel(BaseModel):
     ops: _Distance
     own: _Variance
 
+    def times(self, factor: float) -> ResidualKernel:
+        """The same of errors that are so many times as large."""
+        variances = {name: getattr(self, name) * factor**2 for name in _VARIANCES}
+        return self.model_copy(update=variances)
+
 
 class PriorHeader(BaseModel):
     """What a file says of itself.
@@ -94,6 +100,7 @@ class PriorHeader(BaseModel):
         figures: How far it errs on workloads kept from training.
         pool: Choices by op that were best on workloads of the training, the most frequent first.
         time, limits: How errors of the time go together, and those of the memory.
+        simulated: How the simulator's errors of the time do, on machines that nobody measured.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -105,6 +112,7 @@ class PriorHeader(BaseModel):
     pool: list[dict[str, int]]
     time: ResidualKernel
     limits: ResidualKernel
+    simulated: ResidualKernel
 
 
 @final
@@ -130,7 +138,7 @@ class Prior:
         """Of the inputs, `[F]`."""
         return self.arrays["scale"]
 
-    def predict(self, features: Features) -> tuple[Features, NetworkPrediction]:
+    def predict(self, features: Features) -> tuple[Features, StepPrediction]:
         """What it expects of [n] strategies, and their features with `SHARES` as it expects them."""
         out = network_outputs(self.arrays, features.inputs)
         step, shares = corrected(features.inputs, out)
@@ -138,7 +146,7 @@ class Prior:
         inputs[:, SHARES] = shares
         step = features.log_step_s + step
         tpot, ttft, memory, kept = out[:, FACTOR_COUNT:].T
-        predicted = NetworkPrediction(step, step + tpot, features.log_ttft_s + ttft, features.log_memory + memory, kept)
+        predicted = StepPrediction(step, step + tpot, features.log_ttft_s + ttft, features.log_memory + memory, kept)
         return features._replace(inputs=inputs), predicted
 
 

@@ -1,4 +1,4 @@
-"""The searcher `prior`: what a trained network expects, corrected by every answer, and a policy that reads all."""
+"""The searcher `prior`: what the simulator expects, corrected by every answer, and a policy that reads all."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from raysearch.searchers.prior.candidate_pool import CandidatePool, first_pool
 from raysearch.searchers.prior.candidate_strategies import CandidateStrategies
 from raysearch.searchers.prior.network import SHIPPED_PRIOR, read_prior
 from raysearch.searchers.prior.policy import SHIPPED_POLICY, Policy, read_policy, shown, tokens_of
+from raysearch.searchers.prior.simulated_terms import TermSourceName
 from sim.arrays import Ints
 
 _KEPT = 800
@@ -28,9 +29,6 @@ _MUTATED, _PARENTS = 96, 12
 _DOUBTS = (1.0, 0.25, 1.0, 2.5)
 """[assumed] Multiples of the error that are allowed for, in turn: a call that only takes what is expected finds what
 neighbours have told about, one that doubts it finds what they have not."""
-POLICY_CALLS = 5
-"""Calls that the policy decides; then it is expected improvement. [fitted] on 50 black boxes kept from training: f/f*,
-mean of the first ten calls, .885 with 0, .897 with 1, .902 with 3, .906 with 5."""
 NO_POLICY = "none"
 
 
@@ -38,31 +36,36 @@ class PriorOptions(NoOptions):
     """Settings of `prior`.
 
     Attributes:
-        weights: File of a prior that `raysearch pretrain` wrote; empty for the one that ships.
-        policy: The same of a policy; empty for the one that ships, `none` for expected improvement from the first call.
-        adapt: Whether answers correct the prior; without, its own ranking is tried in order.
+        weights: File of a prior that `raysearch pretrain` wrote, its network and how errors go together; empty for the
+            one that ships.
+        policy: The same of a policy, which makes the first call on a machine that was not measured; empty for the one
+            that ships, `none` for expected improvement from the first call.
+        adapt: Whether answers correct what is expected; without, its ranking is tried in order.
+        terms: What expects: `simulator`, the built-in one; `carried`, the same as if the machine had never been
+            measured, with the H100's efficiencies at its rates; `network`, trained to emulate that.
     """
 
     weights: Annotated[str, Field(max_length=4096)] = ""
     policy: Annotated[str, Field(max_length=4096)] = ""
     adapt: bool = True
+    terms: TermSourceName = "simulator"
 
 
 @final
 class PriorSearcher(Searcher):
-    """Knows other workloads before its first call, and corrects what it knows by every answer.
+    """Expects something of every strategy before its first call, and corrects that by every answer.
 
-    A network expects of a strategy the time of a step, latencies, memory, and whether a choice breaks a limit. What it
-    misses on this black box is learned as two Gaussian processes: one of the time, one of the memory. Candidates are
-    drawn over all degrees with choices that were good elsewhere, and mutated from the best. The next call is the one of
-    them that a policy prefers, which attends to all calls so far; after its calls, or without it, the one with the
-    largest expected improvement that keeps every limit.
+    The built-in simulator, or a network that emulates it, expects the time of a step, latencies, memory, and whether a
+    choice breaks a limit. What it misses on this black box is learned as two Gaussian processes: one of the time, one
+    of the memory. Candidates are drawn over all degrees with choices that were good elsewhere, and mutated from the
+    best. The next call is the one of them with the largest expected improvement that keeps every limit; where the
+    machine was not measured, the first is the one that a trained policy prefers, which attends to all of them.
 
     Source: expected improvement: Jones, Schonlau and Welch, "Efficient Global Optimization", 1998; constraints: Gardner
     et al., "Bayesian Optimization with Inequality Constraints", 2014; the policy: `raysearch.searchers.prior.policy`.
 
     Raises:
-        InputError: Prior or policy cannot be read, or the prior knows nothing of an op or a choice of the workload.
+        InputError: Prior or policy cannot be read, or the network knows nothing of an op or a choice of the workload.
     """
 
     name: ClassVar[str] = "prior"
@@ -73,7 +76,7 @@ class PriorSearcher(Searcher):
     def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: PriorOptions) -> None:
         super().__init__(space, seed=seed, budget=budget, options=options)
         prior = read_prior(Path(options.weights) if options.weights else SHIPPED_PRIOR)
-        self.belief = BlackBoxBelief(prior, space, adapt=options.adapt)
+        self.belief = BlackBoxBelief(prior, space, options.terms, adapt=options.adapt)
         if (inputs := self.belief.input_size) != (got := len(prior.mean)):
             raise InputError(
                 f"{options.weights or SHIPPED_PRIOR}: expected a prior of {inputs} inputs, got one of {got}; "
@@ -100,7 +103,7 @@ class PriorSearcher(Searcher):
         return action.copy()
 
     def _chosen(self, pool: CandidatePool) -> Action:
-        decides = self._policy is not None and len(self.belief.answers) < POLICY_CALLS
+        decides = self._policy is not None and len(self.belief.answers) < self.belief.policy_calls
         posterior = pool.posterior(1.0 if decides else self._doubt())
         kept = np.argsort(-posterior.improvement, kind="stable")[:_KEPT]
         self._pool, posterior = pool.at(kept), posterior.at(kept)

@@ -121,10 +121,7 @@ class WorkloadFeatures:
     """A workload's part of the features, and the way from strategies to theirs.
 
     Args:
-        workload: What is searched.
-
-    Raises:
-        InputError: It has ops or choices that no prior workload had.
+        workload: What is searched; ops and choices that it alone has are left out.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -201,6 +198,18 @@ class WorkloadFeatures:
     def constants(self) -> int:
         """How many of the inputs, the last ones, all strategies share."""
         return len(self._constants)
+
+    def check_known(self) -> None:
+        """Refuses what no network was trained on. Raises: InputError."""
+        instead = "let the simulator say (--set terms=simulator), or search with another searcher, such as genetic"
+        for dim in dims_of(self.workload):
+            if dim.op.name not in OPS:
+                raise InputError(f"the network knows no op {dim.op.name!r}, only {', '.join(OPS)}: {instead}")
+            if max(dim.choices) >= FIRST_DECLARED and self.workload.space in ("extended", TWO_DIMENSIONAL):
+                raise InputError(
+                    f"the network knows no choices that somebody declared, and none of two dims, as {dim.name} has: "
+                    f"{instead}"
+                )
 
     def of(self, strategies: Strategies) -> Features:
         """The features of [n] strategies."""
@@ -294,26 +303,20 @@ class WorkloadFeatures:
         found = np.zeros((len(strategies), len(OPS), FIRST_DECLARED), np.float32)
         rows = np.arange(len(strategies))
         for place, slot, weight in self._slots:
-            found[rows, slot, strategies.dims[:, place]] += weight
+            chosen = strategies.dims[:, place]
+            known = chosen < FIRST_DECLARED
+            found[rows[known], slot, chosen[known]] += weight
         return found
 
 
 def _slots(workload: Workload) -> list[tuple[int, str, float]]:
-    """Place in `Strategy.dims`, op, and the share of the layers with that op that the place decides for."""
+    """Place in `Strategy.dims`, op, and the share of the layers with that op that the place decides for; of `OPS`."""
     layers = [layer_of(group) for group in workload.model.groups]
     counts = [group.count for group in workload.model.groups]
     entries: list[tuple[int, str, float]] = []
     for place, dim in enumerate(dims_of(workload)):
         if dim.op.name not in OPS:
-            raise InputError(
-                f"the prior knows no op {dim.op.name!r}, only {', '.join(OPS)}: search with another searcher, such as "
-                "genetic"
-            )
-        if max(dim.choices) >= FIRST_DECLARED and workload.space in ("extended", TWO_DIMENSIONAL):
-            raise InputError(
-                f"the prior knows no choices that somebody declared, and none of two dims, as {dim.name} has: search "
-                "with another searcher, such as genetic"
-            )
+            continue
         having = sum(count for count, layer in zip(counts, layers, strict=True) if dim.op.name in layer.op_by_name)
         entries.append((place, dim.op.name, sum(counts[index] for index in dim.groups) / having))
     return entries

@@ -42,7 +42,6 @@ from raysearch.searchers.prior.policy import (
     read_policy,
     write_policy,
 )
-from raysearch.searchers.prior.prior_searcher import POLICY_CALLS
 from raysearch.searchers.prior.strategy_features import Reals
 from raysearch.searchers.registry import make_searcher
 from raysearch.testing.stepping import Stepped
@@ -87,7 +86,7 @@ def test_a_tight_table_has_a_limit_hardly_above_the_shortest_time_and_its_answer
     space, best = StrategySpace(workload), table.actions[table.raw.argmax()]
     assert table.tpot_slo_s / 1.7 < evaluate(workload, space.decode(best)).tpot_s <= table.tpot_slo_s
     assert table.tpot_slo_s != table_workload(asked, table.index).tpot_slo_s
-    assert 0 < (table.raw > 0).mean() < 0.5
+    assert 0 < (table.raw > 0).mean() < 0.7
 
 
 def test_a_search_of_a_table_gains_what_it_was_said_to_and_calls_nothing_twice(searches: Searches) -> None:
@@ -267,7 +266,18 @@ def test_a_policy_with_forged_weights_prefers_by_finite_numbers_or_is_refused(tm
         read_policy(path)
 
 
-def test_after_the_calls_of_the_policy_expected_improvement_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("hardware", "terms", "calls"),
+    [
+        ("h100_sxm", "simulator", 0),
+        ("h200_sxm", "simulator", 0),
+        ("h200_sxm", "carried", 1),
+        ("h100_sxm", "network", 5),
+    ],
+)
+def test_the_policy_decides_the_first_calls_where_errors_are_wide(
+    monkeypatch: pytest.MonkeyPatch, hardware: str, terms: str, calls: int
+) -> None:
     asked: list[int] = []
     inner = Policy.preferences
 
@@ -277,12 +287,12 @@ def test_after_the_calls_of_the_policy_expected_improvement_decides(monkeypatch:
 
     read_policy(SHIPPED_POLICY)
     monkeypatch.setattr(Policy, "preferences", counting)
-    env = StrategyEnv(load_workload("qwen3_235b_a22b_16k"))
+    env = StrategyEnv(load_workload("qwen3_235b_a22b_16k", hardware))
     searched = Stepped(env)
-    searcher = make_searcher("prior", env.space, seed=0, budget=POLICY_CALLS + 2)
-    for _ in range(POLICY_CALLS + 2):
+    searcher = make_searcher("prior", env.space, seed=0, budget=calls + 2, terms=terms)
+    for _ in range(calls + 1):
         searched.advance(searcher)
-    assert asked == list(range(POLICY_CALLS))
+    assert asked == list(range(calls))
 
 
 BY_DEFAULT = """

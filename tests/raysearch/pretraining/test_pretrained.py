@@ -31,7 +31,7 @@ from raysearch.pretraining.pretrained import PRIOR_FILE, pretrain
 from raysearch.pretraining.pretraining_file import Distribution, Network, PretrainingFile
 from raysearch.pretraining.random_workloads import random_workload
 from raysearch.pretraining.training import trained
-from raysearch.searchers.prior.network import read_prior
+from raysearch.searchers.prior.network import FACTOR_COUNT, read_prior
 from raysearch.searchers.prior.strategy_features import OPS, SHARES
 from raysearch.searchers.registry import make_searcher
 from sim.config.catalog import load_workload
@@ -103,6 +103,8 @@ def test_only_workloads_kept_from_training_are_on_machines_of_unknown_efficienci
     np.testing.assert_array_equal(learned.targets, same.targets)
     assert not kept.known.any()
     assert np.abs(kept.targets[:5] - other.targets[:5]).max() > 0.05
+    assert np.abs(kept.missed[:5]).max() > 0.05  # by what expects nothing of what was measured of the machine
+    np.testing.assert_allclose(other.missed, 0, atol=1e-9)
 
 
 @pytest.mark.slow
@@ -133,7 +135,8 @@ def test_a_training_that_was_stopped_learns_what_one_that_never_was_would(tmp_pa
     rng = np.random.default_rng(0)
     inputs, workload = rng.normal(size=(400, SHARES.stop)).astype(np.float16), np.arange(400) // 10
     targets = (inputs[:, :4] ** 2).astype(np.float32)
-    rows = Rows(inputs, targets, inputs[:, 5] > 1, np.ones(400, np.float32), workload, inputs[:, 0] > 0)
+    about = inputs[:, 5] > 1, np.ones(400, np.float32), workload, inputs[:, 0] > 0
+    rows = Rows(inputs, targets, *about, np.zeros((400, FACTOR_COUNT)), np.zeros(400))
     network = Network(width=8, steps=1200, batch=16)
 
     def train(checkpoint: Path, stop_at: int) -> dict[str, np.ndarray]:
@@ -210,7 +213,8 @@ def test_an_archive_that_claims_more_than_it_holds_is_refused(tmp_path: Path) ->
 
 def test_a_checkpoint_that_is_none_is_one_error(tmp_path: Path) -> None:
     inputs, targets = np.zeros((40, SHARES.stop), np.float16), np.zeros((40, 4), np.float32)
-    rows = Rows(inputs, targets, np.zeros(40, bool), np.ones(40, np.float32), np.arange(40), np.ones(40, bool))
+    about = np.zeros(40, bool), np.ones(40, np.float32), np.arange(40), np.ones(40, bool)
+    rows = Rows(inputs, targets, *about, np.zeros((40, FACTOR_COUNT)), np.zeros(40))
     path = tmp_path / "training.safetensors"
 
     def train(width: int) -> None:

@@ -28,6 +28,7 @@ from raysearch.searchers.prior.network import (
     read_prior,
     write_prior,
 )
+from raysearch.searchers.prior.simulated_terms import carried_over
 from raysearch.searchers.prior.strategy_features import CHOICE_PLACES, FEATURE_TERMS, OPS, SHARES, WorkloadFeatures
 from raysearch.searchers.registry import make_searcher
 from raysearch.testing.searcher_suite import SearcherSuite
@@ -38,6 +39,7 @@ from sim.layers.choices import declare_choice, withdraw_choice
 from sim.layers.heuristics import megatron_sp_dims
 from sim.ops.layers import MOE_LAYER
 from sim.optimum.spaces import space_of
+from sim.prices.calibration import Calibration
 from sim.simulate import degree_limits, evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -130,14 +132,76 @@ def test_all_reduces_by_nccl_are_told_apart() -> None:
     assert np.abs(one - other).max() == 1
 
 
-def test_a_choice_that_somebody_declared_is_refused_with_a_searcher_that_takes_it() -> None:
+def test_a_choice_that_somebody_declared_is_searched_by_the_simulators_terms_and_refused_by_the_networks() -> None:
     norm = MOE_LAYER.op("attn_norm")  # a process has few numbers for declared choices of an op
     declare_choice(norm, MOE_LAYER, "striped", "SS(0,2) -> SS(0,2)")
+    workload = replace(MOE, space="extended")
     try:
-        with pytest.raises(InputError, match=r"no choices that somebody declared.*genetic"):
-            make_searcher("prior", StrategySpace(replace(MOE, space="extended")), seed=0, budget=1)
+        with pytest.raises(InputError, match=r"no choices that somebody declared.*terms=simulator.*genetic"):
+            make_searcher("prior", StrategySpace(workload), seed=0, budget=1, terms="network")
+        space = StrategySpace(workload)
+        belief, dims = BlackBoxBelief(read_prior(SHIPPED_PRIOR), space), list(megatron_sp_dims(MOE.model))
+        dims[0] = norm.choices[-1]
+        striped = Strategy(4, 8, 2, 256, tuple(dims))
+        _, expected = belief.predict(space.encode(striped)[None])
+        np.testing.assert_allclose(expected.log_tpot_s, math.log(evaluate(workload, striped).tpot_s))
+        assert first_calls(workload, 1) > 0
     finally:
         withdraw_choice(norm, "striped")
+
+
+# --- the simulator's terms ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gpt_moe_1_2t_16k", {}),
+        ("llama_3_1_405b_8k", {"space": "extended"}),
+        ("qwen3_235b_a22b_16k", {"phase": "serve", "prompt_tokens": 4000, "output_tokens": 500, "engine": "vllm"}),
+        ("qwen3_235b_a22b_16k", {"phase": "prefill", "prompt_tokens": 4000, "output_tokens": 1, "engine": "vllm"}),
+    ],
+)
+def test_what_the_simulator_expects_is_what_it_says(name: str, options) -> None:
+    workload = load_workload(name, **options)
+    space, rng = StrategySpace(workload), np.random.default_rng(0)
+    belief = BlackBoxBelief(read_prior(SHIPPED_PRIOR), space)
+    actions = CandidateStrategies(space, ()).spread(40, rng)
+    features, expected = belief.predict(actions)
+    evaluated = evaluate_many(workload, space.strategies(actions))
+    np.testing.assert_allclose(np.exp(features.log_tokens - expected.log_step_s), evaluated.tokens_per_s_per_gpu)
+    if evaluated.tpot_s.any():
+        np.testing.assert_allclose(np.exp(expected.log_tpot_s), evaluated.tpot_s)
+    late = np.maximum(
+        expected.log_tpot_s - math.log(workload.tpot_limit_s), expected.log_ttft_s - belief._log_ttft_limit
+    )
+    kept = (expected.kept > 0) & (expected.log_memory <= 0) & (late <= 0)
+    assert (kept == evaluated.feasible).mean() > 0.97  # limits are kept with a confidence, which no mean says
+    np.testing.assert_allclose(np.exp(features.inputs[:, SHARES]).sum(1), 1, atol=0.01)
+
+
+def test_of_a_machine_as_if_nobody_had_measured_it_only_its_rates_are_known() -> None:
+    one = load_workload("qwen3_235b_a22b_16k", "h200_sxm")
+    curves = one.hardware.curves
+    assert curves is not None
+    slower = {
+        name: {**record, "terms": [2 * each for each in record["terms"]]} if "terms" in record else record
+        for name, record in curves.calibration.data["series"].items()
+    }
+    other = Calibration("slower", {**curves.calibration.data, "series": slower}, "slower", curves.calibration.rest)
+    measured_anew = replace(one, hardware=replace(one.hardware, curves=curves.under(other)), config_hash="anew")
+    strategy = Strategy(4, 8, 1, 256, megatron_sp_dims(MOE.model))
+    assert evaluate(measured_anew, strategy).tpot_s > 1.1 * evaluate(one, strategy).tpot_s
+    blind = [evaluate(carried_over(each), strategy).tpot_s for each in (one, measured_anew)]
+    assert blind[0] == blind[1] != evaluate(one, strategy).tpot_s
+    assert evaluate(carried_over(MOE), strategy).tpot_s == evaluate(MOE, strategy).tpot_s  # measured on the H100
+
+
+def test_where_the_simulator_is_right_its_optimum_is_the_first_call() -> None:
+    from raysearch.optima.named_spaces import optimum_value
+
+    workload = load_workload("mixtral_8x22b_8k")
+    assert first_calls(workload, 1, policy="none") == pytest.approx(optimum_value(workload))
 
 
 # --- the file -----------------------------------------------------------------------------------------
@@ -294,7 +358,7 @@ def test_a_machine_that_is_as_expected_leaves_strategies_as_they_are() -> None:
 
 def test_expected_improvement_is_the_mean_of_what_is_gained_over_errors_drawn_at_random() -> None:
     space, rng = StrategySpace(MOE), np.random.default_rng(0)
-    belief = BlackBoxBelief(read_prior(SHIPPED_PRIOR), space)
+    belief = BlackBoxBelief(read_prior(SHIPPED_PRIOR), space, "network")
     pool = first_pool(belief, space, CandidateStrategies(space, ()), rng).best(30)
     step = float(np.exp(pool.features.log_tokens[20] - pool.predicted.log_step_s[20]))
     belief.note(pool.actions[20], Answer(step / 2, 0.0, step / 2))  # a step takes twice as long as expected
