@@ -104,7 +104,8 @@ def recommend(
     requests: int = 2000,
     only: Literal["aggregated", "disaggregated"] | None = None,
     replays: int = 40,
-    forms: Literal["all", "usual"] = "all",
+    forms: Literal["all", "eagle3", "usual"] = "all",
+    without: Literal["pp", "ep", "pp,ep"] | None = None,
     progress: bool = False,
 ) -> RecommendationResult:
     """Recommends a deployment: the exact best over every strategy that the engine supports and every batch.
@@ -120,7 +121,8 @@ def recommend(
         only: Form of deployment to consider; None takes the one that serves more.
         replays: Where requests come at random: how many strategies to replay at most, to prove that none does better.
         forms: Whether drafts, exchanges of experts, spare copies of them and overlapped batches are compared, too, of
-            models that draft for themselves.
+            models that draft for themselves; "eagle3": and of those with a public head.
+        without: Degrees that are to stay 1: pipelines, expert parallelism.
         requests: Under a load: requests per replay; of 2000 some twenty lie beyond the 99th percentile.
         progress: Whether to report progress on stderr.
 
@@ -147,6 +149,7 @@ def recommend(
             only=only,
             replays=replays,
             forms=forms,
+            without=without,
             progress=tell,
         )
 

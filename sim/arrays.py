@@ -20,6 +20,10 @@ _COMPENSATED = sys.version_info >= (3, 12)
 """Whether this Python's `sum` of floats carries along what each addition loses."""
 
 
+NO_LANES = (TypeError, ValueError, AttributeError, OverflowError)
+"""What comes of lanes where an expression asks for what only a number has: a key of a cache, `math.log`, a method."""
+
+
 class Diverges(Exception):
     """Lanes differ in what code asks of them all.
 

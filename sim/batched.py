@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, final, overload
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.arrays import Diverges, Flags, Floats, Ints, Lanes, add_up, figures_in_lanes
+from sim.arrays import NO_LANES, Diverges, Flags, Floats, Ints, Lanes, add_up, figures_in_lanes
 from sim.canonical import dims_matter
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation, Violation
@@ -61,8 +61,9 @@ _TABLE_BYTES = 3 << 27
 and batches of a model with two groups of layers whose steps carry prompts; its joint space on 64 GPUs has 9,300."""
 _MOST_PIPELINES = 1 << 15
 """The same of pipelines, in rows of some 300 bytes. [assumed]"""
-_LEAST_LANES = 6
-"""Meshes from which on an addend is priced for all of them at once."""
+_LEAST_MESHES, _LEAST_LANES = 96, 6
+"""New meshes from which on they are priced together, and the fewest of them that an addend is priced of at once; below,
+numpy's calls take longer than one mesh after the other."""
 
 
 _ONE_THREAD = 1 << 18
@@ -325,7 +326,7 @@ class _Table:
         """Knows nothing of a row, the next one or one before."""
         start = row * len(self.entries)
         if start == len(self._array):
-            size = max(1024, 2 * row) * len(self.entries)
+            size = max(64, min(1024, _TABLE_BYTES // self.row_bytes), 2 * row) * len(self.entries)
             array, known = np.empty((size, self._width)), np.zeros(size, bool)  # pages that nobody writes to are none
             array[:start], known[:start] = self._array, self._known
             self._array, self._known = array, known
@@ -521,11 +522,11 @@ class _Terms:
         rows = self._of_pipeline[start : start + len(keys)]
         rows[:, :2] = [(self._meshes[key[:5]], self._depth(key[5])) for key in keys]
         try:
-            if len(keys) < _LEAST_LANES or max(map(max, keys)) > MOST_IN_LANES:
-                raise TypeError
+            if len(keys) < _LEAST_MESHES or max(map(max, keys)) > MOST_IN_LANES:
+                raise OverflowError
             columns = [np.array(column).view(Lanes) for column in zip(*keys, strict=True)]
             rows[:, 2:] = figures_in_lanes(self._of_degrees, *columns)
-        except (TypeError, ValueError):
+        except NO_LANES:
             rows[:, 2:] = [self._of_degrees(*key) for key in keys]
 
     def _of_degrees(self, tp: int, cp: int, dp: int, ep: int, batch: int, pp: int) -> list[float]:
@@ -555,19 +556,19 @@ class _Terms:
             pipelines: dict[int, list[_Mesh]] = {}
             for key in self._begun:
                 pipelines.setdefault(self._meshes[key[:5]], []).append(key)
-            self._begun.clear()
             together: dict[Hashable, list[int]] = {}
             for mesh in sorted({*meshes.tolist(), *pipelines}):
                 together.setdefault(branches_alike(self._workload, self._mesh_keys[mesh]), []).append(mesh)
             left = np.ones(len(places), bool)
             for alike, its in together.items():
-                if alike is not None and len(its) >= _LEAST_LANES and table is self._of_mesh:
+                if alike is not None and len(its) >= _LEAST_MESHES and table is self._of_mesh:
                     self._work_out_together(table, its, meshes, entries, left, pipelines)
             due: dict[int, list[int]] = {mesh: [] for mesh in pipelines}
             for mesh, at in zip(meshes[left].tolist(), places[left].tolist(), strict=True):
                 due.setdefault(mesh, []).append(at)
             for mesh, its in due.items():  # GPUs of many meshes are not all remembered
                 self._work_out(self._mesh_keys[mesh], table, its, pipelines.get(mesh, ()))
+            self._begun.clear()
         return table.figures(wanted)
 
     def _work_out_together(
@@ -590,9 +591,9 @@ class _Terms:
             pipelines: What begins on each mesh; those that are worked out are taken off.
         """
         keys = [self._mesh_keys[mesh] for mesh in its]
-        states = [batching(self._workload, key[4], key[2]) for key in keys]
+        states = {at: batching(self._workload, *at) for at in dict.fromkeys((key[4], key[2]) for key in keys)}
         try:
-            gpus = ManyMeshes.of(self._workload, keys, [state.loads for state in states])
+            gpus = ManyMeshes.of(self._workload, keys, [states[key[4], key[2]].loads for key in keys])
         except Diverges as diverging:
             for part in (diverging.taken, ~diverging.taken):
                 some = [mesh for mesh, taken in zip(its, part.tolist(), strict=True) if taken]
@@ -613,7 +614,7 @@ class _Terms:
                 whole = shares or not parallel
                 of_gpus = gpus if whole else gpus.some(lanes)
                 figures = of_gpus.figures(partial(_priced, price, choices))
-            except (TypeError, ValueError):  # what only a number can be asked
+            except NO_LANES:  # what only a number can be asked
                 table.alone.add(entry)
                 continue
             table.keep(meshes[at] * len(table.entries) + entry, figures[lanes] if whole else figures)
@@ -621,7 +622,11 @@ class _Terms:
         self._begin_together(gpus, its, states, pipelines)
 
     def _begin_together(
-        self, gpus: ManyMeshes, its: Sequence[int], states: Sequence[Batching], pipelines: dict[int, list[_Mesh]]
+        self,
+        gpus: ManyMeshes,
+        its: Sequence[int],
+        states: Mapping[tuple[int, int], Batching],
+        pipelines: dict[int, list[_Mesh]],
     ) -> None:
         """Works out what is kept of meshes, by their rows, and of pipelines that begin on them."""
         choices, end = self._choices[self._sum.leaves], self._sum.end
@@ -639,13 +644,14 @@ class _Terms:
                 )
                 rows = [self._pipelines[key] for key in keys]
                 self._send_s[rows] = sends.reshape(len(keys), len(choices), self._kinds)
-        except (TypeError, ValueError):
+        except NO_LANES:
             return
-        numbers = [
-            (*_numbers_of(state), most_sequences(self._workload, self._mesh_keys[mesh][2]))
-            for mesh, state in zip(its, states, strict=True)
-        ]
-        self._about[its] = np.concatenate([np.array(numbers), base], axis=1)
+        numbers = {
+            (batch, dp): (*_numbers_of(state), most_sequences(self._workload, dp))
+            for (batch, dp), state in states.items()
+        }
+        of_meshes = [numbers[key[4], key[2]] for key in map(self._mesh_keys.__getitem__, its)]
+        self._about[its] = np.concatenate([np.array(of_meshes), base], axis=1)
         for mesh in its:
             pipelines.pop(mesh, None)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
-from raysearch.deploy.recommend.demand import Demand, FormName
+from raysearch.deploy.recommend.demand import Demand, FormName, Without
+from raysearch.deploy.recommend.fleet import Searched
 from raysearch.deploy.recommend.formats_compared import FormatChoice, compared_formats, formats_table
 from raysearch.deploy.recommend.forms_compared import (
     FormsCompared,
@@ -19,7 +20,7 @@ from raysearch.deploy.recommend.forms_compared import (
     forms_table,
     untried,
 )
-from raysearch.deploy.recommend.recommendation import Recommendation, recommended
+from raysearch.deploy.recommend.recommendation import Recommendation, begun, recommended
 from raysearch.deploy.recommend.recommendation_files import option_figures, recommendation_dict, write_recommendation
 from raysearch.deploy.recommend.usual_limits import usual_limits
 from sim.config.question import ANY_FORMAT, Question
@@ -64,10 +65,15 @@ class RecommendationResult(Result):
         only: FormName | None,
         replays: int,
         forms: FormsCompared = "all",
+        without: Without | None = None,
         progress: Callable[[str], None],
         found: Callable[[Recommendation], None] = lambda _: None,
+        early: Callable[[Recommendation], None] | None = None,
     ) -> RecommendationResult:
-        """Answers a question; see `raysearch.api.recommend`, and `recommended` of the deployment for `found`."""
+        """Answers a question; see `raysearch.api.recommend`, and `recommended` of the deployment for `found`.
+
+        Where forms, formats or a load at random take their time, `early` is given what is soon found before.
+        """
         traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "requests": requests}
         load = requests_per_s, concurrency, price
 
@@ -82,16 +88,27 @@ class RecommendationResult(Result):
             if limits:
                 each = replace(each, **limits)
                 workload = each.load()
+            if without:
+                none = dict.fromkeys(without.split(","), (1,))
+                workload = replace(workload, degrees=replace(workload.degrees, **none))
             given = {"only": only, "replays": replays, "usual": limits}
             return Demand(workload, workload.max_gpus, each, top, *load, **traffic, **given)
 
-        formats: list[FormatChoice] = []
-        if question.weights == ANY_FORMAT:
-            formats = compared_formats(question, asked, progress)
+        formats, compared, near, searched = list[FormatChoice](), list[ServingForm](), None, Searched()
+        any_format = question.weights == ANY_FORMAT
+        demand = asked(replace(question, weights=None) if any_format else question)
+        if any_format and demand.loaded:
+            raise InputError(
+                "--weights any compares tokens/s of all GPUs: leave out --requests-per-s and --concurrency"
+            )
+        if early and (any_format or demand.under_traffic or compares_forms(demand, forms)):
+            early(begun(demand, searched))
+        if any_format:
+            formats, searched = compared_formats(question, asked, progress), Searched()
             question = formats[0].question
-        demand, compared, near = asked(question), list[ServingForm](), None
+            demand = asked(question)
         if compares_forms(demand, forms):
-            compared = compared_forms(question, asked, progress)
+            compared = compared_forms(question, asked, progress, searched)
             question, near = replace(question, **compared[0].changes), compared[0].answer
             demand = asked(question)
         answer = recommended(demand, progress, found, near)

@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from envs.strategy_env import brief
 from raysearch.answers.optimal import Bars, no_bars
 from raysearch.answers.reported import ReportResult
 from raysearch.answers.result import Result
@@ -130,10 +131,10 @@ class SearchResult(Result):
                     options=own | started,
                     **_of_question(question, workload),
                 )
-                if before and RunSpec.of_record(before) != spec:
-                    raise InputError(f"{folder} contains another search: {before}; resume with the same options")
-                if repeated and RunSpec(**repeated) != spec:
-                    raise InputError(f"{replay} contains another search: {repeated}; replay it with the same options")
+                if before and (other := _changed(RunSpec.of_record(before), spec)):
+                    raise InputError(f"{folder} contains another search: {other}; resume with the same options")
+                if repeated and (other := _changed(RunSpec(**repeated), spec)):
+                    raise InputError(f"{replay} contains another search: {other}; replay it with the same options")
                 if summary is None:
                     optimum = _optimum(workload, simulator, bars)
                     order = recorded_order(replay) if replay else ()
@@ -240,6 +241,14 @@ def _begun(folder: Path, trusted: bool) -> JsonObject | None:
     head = read_record(folder / HEAD_FILE, RunHead)
     check_code(folder / HEAD_FILE, head.get("code", {}), trusted=trusted)
     return head["spec"]
+
+
+def _changed(before: RunSpec, spec: RunSpec) -> str:
+    """In what the search of a folder differs from the one that is asked for; "" if in nothing."""
+    pairs = {each.name: (getattr(before, each.name), getattr(spec, each.name)) for each in fields(RunSpec)}
+    return "; ".join(
+        f"{name} {brief(str(was))}, not {brief(str(now))}" for name, (was, now) in pairs.items() if was != now
+    )
 
 
 def _repeated(folder: Path) -> JsonObject:

@@ -217,8 +217,8 @@ class SearcherSuite:
         workload, simulator, budget = {
             "moe": (load_workload(MOE), hilly, self.budget),
             "dense": (load_workload(DENSE), hilly, self.budget // 2),
-            "tiny": (tiny_workload(), hilly, self.budget),
-            "barren": (load_workload(MOE), barren, self.budget),
+            "tiny": (tiny_workload(), hilly, self.budget // 2),
+            "barren": (load_workload(MOE), barren, self.budget // 2),
             "real": (load_workload(MOE), evaluate, self.budget // 2),
         }[place]
         setting = ConformanceSetting(self.searcher, budget, workload, simulator, options=self.options)

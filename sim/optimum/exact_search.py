@@ -20,7 +20,7 @@ import functools
 import heapq
 import itertools
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -48,14 +48,14 @@ from sim.optimum.sums import (
     slowest_stage_s,
 )
 from sim.optimum.vocabulary_choices import VocabularyChoice, unbeaten_vocabulary_choices
-from sim.serving.confidence import ABOUT, ROUNDING, slower
+from sim.serving.confidence import ABOUT, ROUNDING, Slower, slower
 from sim.serving.phases import Batching, batching, most_sequences
 from sim.simulate import degree_violations, evaluate
 from sim.step.attention_expert_meshes import Stack, attention_rank, experts_rank, sides
 from sim.step.pipeline import meet
 from sim.step.stage import room
 from sim.strategy import Strategy
-from sim.workload import Workload
+from sim.workload import Workload, coarse_steps
 
 _NARROW = 1.5
 """Largest over smallest batch of a range below which its smallest is added up for a bound that is tight."""
@@ -105,7 +105,7 @@ def find_best(space: Space, progress: Callable[[int, int], None] | None = None, 
     Args:
         space: See `sim.optimum.spaces`.
         progress: Called with (done, total) parts of the work.
-        known: Of searches of the same workload, or of one with other SLOs; what this search works out is added.
+        known: Of searches of the same workload, or of one with other SLOs or batches; what this one works out is added.
 
     >>> from sim.config.catalog import load_workload
     >>> from sim.optimum.spaces import extended_space
@@ -283,18 +283,25 @@ class _Floor(NamedTuple):
     Attributes:
         step_s: [degrees] mean seconds of a step.
         tpot_s, ttft_s: [degrees]
+        prompt_share: [degrees] of the time per token.
+        seen: [degrees] as of `sim.serving.phases.Pace.seen`.
         needed_bytes: [degrees] of the fullest stage, by the memory policy.
     """
 
     step_s: Floats
     tpot_s: Floats
     ttft_s: Floats
+    prompt_share: Floats
+    seen: Floats
     needed_bytes: Floats
 
-    def keeps(self, at: int, tpot_s: float, ttft_s: float, allowed_bytes: float) -> bool:
+    def keeps(self, at: int, longer: Slower, allowed_bytes: float) -> bool:
         """Whether pipelines of one of the degrees may keep within limits."""
-        needed = SLACK * self.needed_bytes[at]
-        return bool(self.tpot_s[at] <= tpot_s and self.ttft_s[at] <= ttft_s and needed <= allowed_bytes)
+        return bool(
+            SLACK * self.needed_bytes[at] <= allowed_bytes
+            and self.ttft_s[at] <= longer.ttft_limit_s * (1 + ROUNDING)
+            and longer.may_keep(float(self.tpot_s[at]), float(self.prompt_share[at]), float(self.seen[at]))
+        )
 
 
 class _Start(NamedTuple):
@@ -322,7 +329,7 @@ class _Start(NamedTuple):
 
 
 class Worked:
-    """What searches over the same choices have worked out, of workloads that differ in SLOs or memory alone.
+    """What searches over the same choices have worked out, of workloads that differ in SLOs, batches or memory alone.
 
     Attributes:
         stages: Pipeline degrees that are allowed, of those asked for.
@@ -352,11 +359,9 @@ class _Search:
         self.space = space
         self.workload: Workload = space.workload
         self._slower = slower(space.workload)
-        self._limits = (
-            self._slower.tpot_limit_s * (1 + ROUNDING),
-            self._slower.ttft_limit_s * (1 + ROUNDING),
-            room(space.workload, 0.0, 0.0)[1],
-        )
+        few = set(coarse_steps(space.batch[-1]))
+        self._coarse = [at for at, batch in enumerate(space.batch) if batch in few]
+        self._allowed_bytes = room(space.workload, 0.0, 0.0)[1]
         self._tokens = functools.lru_cache(1 << 15)(self._tokens_of)
         self._units = units_of(space)
         self._combines = space.choices[self._end_dim()]
@@ -414,9 +419,14 @@ class _Search:
         elif low == high:
             self.add_up(each.mesh, each.pp, batches[low])
         else:
-            middle = (low + high) // 2
-            self._push(heap, each._replace(high=middle))
-            self._bound(heap, each.mesh, each.pp, middle + 1, high, each.layer_s)
+            middle = self._upper(low, high)
+            self._push(heap, each._replace(high=middle - 1))
+            self._bound(heap, each.mesh, each.pp, middle, high, each.layer_s)
+
+    def _upper(self, low: int, high: int) -> int:
+        """Where the upper half of a range begins: if it can be at a batch that searches over few have priced, too."""
+        first, last = bisect_right(self._coarse, low), bisect_right(self._coarse, high)
+        return self._coarse[(first + last) // 2] if first < last else (low + high) // 2 + 1
 
     def _bound(
         self,
@@ -440,7 +450,7 @@ class _Search:
         if at_least_s:
             layer_s = tuple(tuple(map(max, *rows)) for rows in zip(layer_s, at_least_s, strict=True))
         floor, at = self._floor(mesh, smallest, layer_s), self.stages(mesh).index(pp)
-        if floor.keeps(at, *self._limits):
+        if floor.keeps(at, self._slower, self._allowed_bytes):
             self._push(heap, _Range(0.0, mesh, pp, low, high, layer_s, float(floor.step_s[at]), tight))
 
     def _push(self, heap: list[_Range], each: _Range) -> None:
@@ -472,10 +482,12 @@ class _Search:
             held = start.weights, start.kv
             needed = [least_needed_bytes(ending.stacks[-1], depths, *held) for ending in start.endings]
             state, kinds_s = start.state.through(np.array(depths)), (stages_s[0], stages_s[-1])
-            step_s, tpot_s, ttft_s = (
-                of(*kinds_s) + np.zeros(len(depths)) for of in (state.step_s, state.tpot_s, state.ttft_s)
+            step_s, tpot_s, ttft_s, share = (
+                of(*kinds_s) + np.zeros(len(depths))
+                for of in (state.step_s, state.tpot_s, state.ttft_s, state.prompt_share)
             )
-            found = known[key] = _Floor(step_s, tpot_s, ttft_s, np.min(needed, axis=0))
+            seen = state.pace.seen(state.times) + np.zeros(len(depths))
+            found = known[key] = _Floor(step_s, tpot_s, ttft_s, share, seen, np.min(needed, axis=0))
         return found
 
     # --- sums ------------------------------------------------------------------------------------

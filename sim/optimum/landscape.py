@@ -217,6 +217,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
     alone = sides(rank, rank)
     tpot_limit_s = slower(workload).tpot_limit_s * (1 + ROUNDING)
 
+    @functools.cache
     def factor(pp: int) -> float:
         return state.times.kernel_factor * state.through(pp).pace.drag
 

@@ -27,6 +27,8 @@ from sim.strategy import Strategy
 from sim.workload import EVEN_ODDS, Workload
 
 PHASES = ("prefill", "decode")
+PairKnown = tuple[Known, Known]
+"""What searches of prefill and decode pools have worked out."""
 _EVERY = 10**6
 """More than there are degrees."""
 _FIRST = 0.8
@@ -47,10 +49,10 @@ class PoolOptions:
         limits: GPUs, and the load if there is one.
     """
 
-    def __init__(self, workload: Workload, traffic: Traffic, limits: Limits) -> None:
+    def __init__(self, workload: Workload, traffic: Traffic, limits: Limits, known: Known | None = None) -> None:
         self.workload = replace(workload, max_gpus=max(1, limits.gpus - 1))
         self.traffic, self.limits = traffic, limits
-        self._known: Known = {}
+        self._known: Known = {} if known is None else known
         self._found: dict[float, tuple[float, tuple[Replica, ...]]] = {}
 
     def worth(self, tokens_per_s_per_gpu: float, gpus: int) -> float:
@@ -124,11 +126,15 @@ class PairSearch:
         hidden: float = 0.0,
         free_transfer: bool = False,
         begin: Sequence[Strategy] = (),
+        known: PairKnown | None = None,
     ) -> None:
         anyhow = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf, confidence=EVEN_ODDS)
         self.limits = as_predicted(workload, limits)
         self.best: Matched | None = None
-        self._pools = [PoolOptions(workload_of(traffic, anyhow, phase), traffic, limits) for phase in PHASES]
+        self._pools = [
+            PoolOptions(workload_of(traffic, anyhow, phase), traffic, limits, worked)
+            for phase, worked in zip(PHASES, known or ({}, {}), strict=True)
+        ]
         self._node_gpus = workload.hardware.node_gpus
         cache_bytes = request_cache_bytes(workload, traffic.typical_prompt_tokens)
         self._near, self._far = (
@@ -235,6 +241,7 @@ def best_pair(
     hidden: float = 0.0,
     free_transfer: bool = False,
     begin: Sequence[Strategy] = (),
+    known: PairKnown | None = None,
 ) -> Matched | None:
     """The exact best prefill and decode pool over all strategies, batches and numbers of replicas.
 
@@ -246,8 +253,12 @@ def best_pair(
         free_transfer: Whether the transfer costs nothing at all.
         begin: Strategies of a prefill and a decode pool that may be good, such as those of a similar question: what is
             worse than they is passed by.
+        known: Of searches of the same workload, or of one with other limits or batches; what this one works out is
+            added.
 
     Returns:
         None where none keeps the limits.
     """
-    return PairSearch(workload, traffic, limits, hidden=hidden, free_transfer=free_transfer, begin=begin).run()
+    return PairSearch(
+        workload, traffic, limits, hidden=hidden, free_transfer=free_transfer, begin=begin, known=known
+    ).run()

@@ -36,12 +36,14 @@ class Slower:
         least: Of the time per token where no prompts take any of it; with prompts it is no less.
         first: Of the time to the first token.
         guarded: Whether some limit asks for more than the prediction.
+        growth: Most by which the factor's logarithm grows from no prompts to prompts alone, at the steepest place.
     """
 
     workload: Workload
     least: float = 1.0
     first: float = 1.0
     guarded: bool = False
+    growth: float = 0.0
 
     @property
     def tpot_limit_s(self) -> float:
@@ -65,6 +67,25 @@ class Slower:
             return np.full_like(prompt_shares, self.token(float(prompt_shares[0])))
         return np.zeros_like(prompt_shares) + _factor(self.workload, interval_of(self.workload), prompt_shares)
 
+    def may_keep(self, tpot_s: float, prompt_share: float, seen: float) -> bool:
+        """Whether any steps may keep the limit of the time per token that take no less than some.
+
+        Steps without prompts that take longer lower the share of prompts, and so the factor. They lengthen the time by
+        more than that where its share without prompts, `1 - seen`, is no less than the factor's growth: time times
+        factor is then least where both kinds of step are.
+
+        Args:
+            tpot_s: Predicted, of the shortest steps.
+            prompt_share: Of it.
+            seen: See `sim.serving.phases.Pace.seen`; no more than of longer steps.
+        """
+        if tpot_s > self.tpot_limit_s * (1 + ROUNDING):
+            return False
+        if not self.guarded or self.growth > 1 - seen:
+            return True
+        surely_s = tpot_s * float(self.tokens_about(np.array(prompt_share)))
+        return surely_s <= self.workload.tpot_limit_s * (1 + ROUNDING) * (1 + ABOUT)
+
     def tokens_about(self, prompt_shares: Floats) -> Floats:
         """The same of very many, at most `ABOUT` off."""
         return np.interp(prompt_shares, *_table(self.workload)) if self.guarded else np.ones_like(prompt_shares)
@@ -82,7 +103,7 @@ def _factor(workload: Workload, interval: StepInterval, prompt_share: Any) -> An
 @lru_cache(maxsize=1024)
 def _table(workload: Workload) -> tuple[Floats, Floats]:
     shares = np.linspace(0.0, 1.0, _PLACES)
-    return shares, slower(workload).tokens(shares)
+    return shares, np.zeros_like(shares) + _factor(workload, interval_of(workload), shares)
 
 
 @lru_cache(maxsize=1024)
@@ -92,7 +113,9 @@ def slower(workload: Workload) -> Slower:
     if not guarded:
         return Slower(workload)
     least, first = (_factor(workload, interval_of(workload), share) for share in (0.0, 1.0))
-    return Slower(workload, least, first, guarded)
+    _, factors = _table(workload)
+    growth = float(np.diff(np.log(factors)).max()) * (_PLACES - 1)
+    return Slower(workload, least, first, guarded, growth)
 
 
 def surely_kept(workload: Workload, tpot_s: Floats, ttft_s: Floats, prompt_shares: Floats, longest: float) -> Flags:

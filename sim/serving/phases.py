@@ -88,9 +88,13 @@ class Pace:
             decode_s: Of a step that decodes alone: its kernels and collectives, through all stages.
             mixed_s: Of one that also carries prompts.
         """
-        seen = self.mixed_share * self.others_share * times.prefill_share
+        seen = self.seen(times)
         decode_s, mixed_s = self._dragged_s(times, decode_s, mixed_s)
         return ((1 - seen) * decode_s + seen * mixed_s + self.engine_s(times)) / self.gained
+
+    def seen(self, times: EngineTimes) -> Any:
+        """Share of a request's tokens whose step carries another's prompt, as far as the time per token shows it."""
+        return self.mixed_share * self.others_share * times.prefill_share
 
     def step_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds of a step, over those with and without prompts."""

@@ -62,7 +62,7 @@ def gone_on(study: Study, out: Path) -> dict[str, str]:
     return {run["run_id"]: run["digest"] for run in read_study_runs(out)}
 
 
-@pytest.mark.parametrize("seed", range(runs(12)))
+@pytest.mark.parametrize("seed", range(runs(8)))
 def test_a_study_with_a_broken_file_ends_the_same_or_is_refused(
     study: Study, begun: Path, tmp_path: Path, seed: int
 ) -> None:

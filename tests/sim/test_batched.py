@@ -39,6 +39,12 @@ LATENT = question_about("deepseek_v3", phase="serve", isl=4096, osl=512, engine=
 PROMPTS = question_about("deepseek_v3", phase="prefill", isl=4096, osl=512)
 
 
+@pytest.fixture(autouse=True)
+def few_meshes_are_priced_together(monkeypatch):
+    monkeypatch.setattr(batched, "_LEAST_MESHES", 2)
+    monkeypatch.setattr(batched, "_LEAST_LANES", 1)
+
+
 def agree(workload, strategies):
     many, each = evaluate_many(workload, strategies), [evaluate(workload, strategy) for strategy in strategies]
     for name in FIGURES:
@@ -81,6 +87,7 @@ def test_so_it_is_of_any_workload_in_every_phase_and_under_every_engine(monkeypa
     """
     for seed in range(FIRST, FIRST + WORKLOADS):
         rng = np.random.default_rng(seed)
+        monkeypatch.setattr(batched, "_LEAST_MESHES", (1, 3, 96)[seed % 3])
         monkeypatch.setattr(batched, "_LEAST_LANES", (1, 2, 6)[seed % 3])
         known, many = drawn_workload(rng), 4 if seed % 2 else 64
         dims = np.array([drawn_strategy(known, rng, fits=False).dims for _ in range(8)])
@@ -306,3 +313,19 @@ def test_rows_add_up_as_python_adds_them(rows):
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, 1e-17, math.log(3), 2e16]), min_size=9, max_size=9), min_size=1))
 def test_excesses_add_up_as_fsum_adds_them(rows):
     assert batched._total(np.array(rows).T).tolist() == [math.fsum(row) for row in rows]
+
+
+def test_what_was_interrupted_is_worked_out_again(monkeypatch):
+    known = load_workload("gpt_moe_1_2t_16k")
+    rng = np.random.default_rng(11)
+    several = [space_of(known).sample(rng) for _ in range(30)]
+    evaluate_many(replace(known, name="another"), several)  # what is known of this workload begins anew
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(batched, "stream_send_s", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_many(known, several)
+    agree(known, several)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,15 +14,17 @@ from raysearch.base.file_io import as_strategy, degrees_text, strategy_dict
 from raysearch.cli.commands.options import ConcurrencyOption, JsonOption, OutOption, RequestsPerSOption, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
-from raysearch.deploy.recommend.demand import Demand, FormName
+from raysearch.deploy.recommend.demand import Demand, FormName, Without
 from raysearch.deploy.recommend.formats_compared import formats_table
 from raysearch.deploy.recommend.forms_compared import FormsCompared, forms_table, untried
-from raysearch.deploy.recommend.recommendation import Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from raysearch.processes.claim import check_folder
 from sim.config.question import ANY_FORMAT, Question
 from sim.json_object import JsonObject
 from sim.simulate import evaluate
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 @takes_question
@@ -58,6 +61,10 @@ def recommend(
             "batches; 'eagle3': of those with a public EAGLE-3 head, too; 'usual': what is asked for alone."
         ),
     ] = "all",
+    without: Annotated[
+        Without | None,
+        Setting("'pp': no pipelines; 'ep': no expert parallelism; 'pp,ep': neither.", "none"),
+    ] = None,
     replays: Annotated[
         int,
         Setting(
@@ -93,11 +100,11 @@ def recommend(
     from raysearch.answers.recommended import RecommendationResult
     from raysearch.base.rich_tables import print_blocks
     from raysearch.deploy.recommend.recommendation_files import write_recommendation
-    from raysearch.deploy.recommend.recommendation_text import best_blocks, rest_blocks
+    from raysearch.deploy.recommend.recommendation_text import begun_lines, best_blocks, rest_blocks
 
-    def shown(so_far: Recommendation) -> None:
+    def shown(blocks: Iterable[RenderableType]) -> None:
         try:
-            print_blocks(best_blocks(so_far))
+            print_blocks(blocks)
         except SystemExit as end:  # Rich's own, where the reader of a pipe has gone; the folder is asked for still
             if out is None or not isinstance(end.__context__, BrokenPipeError):
                 raise
@@ -114,8 +121,10 @@ def recommend(
         only=only,
         replays=replays,
         forms=forms,
+        without=without,
         progress=_note if sys.stderr.isatty() else lambda _: None,
-        found=(lambda _: None) if as_json else shown,
+        found=lambda so_far: None if as_json else shown(best_blocks(so_far)),
+        early=None if as_json else lambda so_far: shown(begun_lines(so_far)),
     )
     if out is not None:
         write_recommendation(found.answer, out)

@@ -20,6 +20,9 @@ from sim.workload import EVEN_ODDS, Workload, coarse_steps
 FormName = Literal["aggregated", "disaggregated"]
 """Replicas that do both, or pools of their own for prompts and answers."""
 
+Without = Literal["pp", "ep", "pp,ep"]
+"""Degrees that are to stay 1: pipelines, expert parallelism."""
+
 
 @dataclass(frozen=True)
 class Demand:

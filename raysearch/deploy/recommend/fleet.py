@@ -5,15 +5,34 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from raysearch.deploy.recommend.demand import Demand
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import Known, find_bests
 from sim.optimum.spaces import space_of
+from sim.pools.best_pair import PairKnown
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate
+from sim.workload import Workload
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What searches of one question have worked out, whatever limits and batches they had.
+
+    Attributes:
+        replicas: By the prompts' chunk.
+        pools: Of prefill and decode pools.
+    """
+
+    replicas: dict[int | None, Known] = field(default_factory=dict[int | None, Known])
+    pools: PairKnown = field(default_factory=lambda: ({}, {}))
+
+    def of(self, workload: Workload) -> Known:
+        """Of replicas that serve a workload."""
+        return self.replicas.setdefault(workload.chunk_tokens, {})
 
 
 @dataclass(frozen=True)

@@ -50,12 +50,10 @@ def compared_formats(
         progress: Called with what is being worked out.
 
     Raises:
-        InputError: A load is asked for, or no format is published.
+        InputError: No format is published.
     """
     usual = asked(replace(question, weights=None))
     workload, rules = usual.workload, charged_rules(usual.workload)
-    if usual.loaded:
-        raise InputError("--weights any compares tokens/s of all GPUs: leave out --requests-per-s and --concurrency")
     published = [each for each in workload.model.published.repositories if not rules or each in rules.weights]
     if not published:
         raise InputError(f"no checkpoint of {workload.model.name} is known: name its format with --weights")

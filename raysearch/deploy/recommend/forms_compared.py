@@ -10,7 +10,7 @@ from rich.table import Table
 
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.fleet import best_first, fleet_of
+from raysearch.deploy.recommend.fleet import Searched, best_first, fleet_of
 from raysearch.deploy.recommend.pool_pairs import FAR, best_disaggregated
 from raysearch.deploy.recommend.recommendation import Option, Recommendation, best_alone
 from sim.config.question import Question
@@ -111,7 +111,7 @@ def untried(demand: Demand) -> str:
 
 
 def compared_forms(
-    question: Question, asked: Callable[[Question], Demand], progress: Callable[[str], None]
+    question: Question, asked: Callable[[Question], Demand], progress: Callable[[str], None], searched: Searched
 ) -> list[ServingForm]:
     """Every form that the question leaves open: those of experts, then drafts with the best of them.
 
@@ -124,10 +124,11 @@ def compared_forms(
         question: What it names stays as it is.
         asked: What is asked of a question.
         progress: Called with what is being worked out.
+        searched: Of the question as it is; what is worked out is added.
     """
     usual = asked(question).unloaded
     progress("forms: as engines start")
-    coarse = best_alone(usual.over_few_batches, progress)
+    coarse = best_alone(usual.over_few_batches, searched)
     found = [_form("as engines start", {}, coarse)]
     replicas = coarse.options[0].fleet.tokens_per_s if coarse.options else 0.0
     pools = coarse.pair.tokens_per_s if coarse.pair else 0.0
@@ -136,13 +137,13 @@ def compared_forms(
         progress(f"forms: {name}")
         demand = asked(replace(question, **changes)).unloaded
         few = demand.over_few_batches.under(chunk_tokens=coarse.demand.workload.chunk_tokens)
-        begin = next((each.answer.pair.strategies for each in found[::-1] if each.answer.pair), ())
-        pair = best_disaggregated(few, begin) if few.chooses_form and pools * FAR >= replicas else None
+        begin, own = next((each.answer.pair.strategies for each in found[::-1] if each.answer.pair), ()), Searched()
+        pair = best_disaggregated(few, begin, own.pools) if few.chooses_form and pools * FAR >= replicas else None
         alike = [evaluate(few.workload, each.evaluation.strategy) for each in coarse.options]
         apart = pools > replicas * FAR or demand.only == "disaggregated"
-        bests = [each for each in alike if each.feasible] if apart else best_first(few, 1, {}, alike)
+        bests = [each for each in alike if each.feasible] if apart else best_first(few, 1, own.of(few.workload), alike)
         options = [Option(each, fleet_of(few, each), "", "") for each in bests]
-        return _form(name, changes, Recommendation(few, tuple(options), None, {}, (), (), None, pair))
+        return _form(name, changes, Recommendation(few, tuple(options), None, {}, (), (), None, pair, searched=own))
 
     for name, changes in _of_experts(question, usual.workload, found):
         found.append(tried(name, changes))

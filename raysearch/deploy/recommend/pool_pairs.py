@@ -9,7 +9,7 @@ from raysearch.base.file_io import degrees_text
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import Replicas
 from raysearch.deploy.recommend.pair_load import PairLoad, pair_load
-from sim.pools.best_pair import PHASES, best_pair
+from sim.pools.best_pair import PHASES, PairKnown, best_pair
 from sim.pools.candidates import Replica
 from sim.pools.matching import Limits, Matched
 from sim.pools.traffic import Traffic, TrafficKind, workload_of
@@ -72,19 +72,22 @@ def _rates_per_s(replica: Replica, count: int) -> tuple[float, float]:
     return rate * time_s / high_s, rate * time_s / low_s
 
 
-def best_disaggregated(demand: Demand, begin: Sequence[Strategy] = ()) -> Disaggregated | None:
+def best_disaggregated(
+    demand: Demand, begin: Sequence[Strategy] = (), known: PairKnown | None = None
+) -> Disaggregated | None:
     """The exact best pair of pools, or under a load the fewest GPUs found; None where none keeps the limits.
 
     Args:
         demand: What is asked.
         begin: As of `sim.pools.best_pair.best_pair`, which no load takes.
+        known: As there.
     """
     workload = demand.workload
     if demand.under_traffic:
         load = pair_load(demand, traffic_of(workload))
         return load and replace(disaggregated(workload, load.matched, demand.gpus, traffic_of(workload)), load=load)
     limits = Limits(demand.gpus, workload.tpot_limit_s, workload.ttft_limit_s)
-    found = best_pair(workload, traffic_of(workload), limits, begin=begin)
+    found = best_pair(workload, traffic_of(workload), limits, begin=begin, known=known)
     return None if found is None else disaggregated(workload, found, demand.gpus, traffic_of(workload))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from raysearch.base.file_io import degrees_text
 from raysearch.deploy.recommend.alternatives import alternatives, reason
 from raysearch.deploy.recommend.demand import Demand, FormName
-from raysearch.deploy.recommend.fleet import EVERY, Replicas, best_first, fleet_of, gain, largest_batch
+from raysearch.deploy.recommend.fleet import EVERY, Replicas, Searched, best_first, fleet_of, gain, largest_batch
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
 from raysearch.deploy.recommend.load_replay import LoadReplay, with_report
 from raysearch.deploy.recommend.load_search import LoadProof, carrying
@@ -71,6 +71,7 @@ class Recommendation:
         pair: The best pools of their own for prompts and answers; None where none keeps the limits, or they are not
             asked for.
         proof: What is known of the fewest GPUs where requests come at random; None otherwise.
+        searched: What the searches have worked out.
     """
 
     demand: Demand
@@ -82,6 +83,7 @@ class Recommendation:
     miss: NearestMiss | None
     pair: Disaggregated | None = None
     proof: LoadProof | None = None
+    searched: Searched = field(default_factory=Searched)
 
     @property
     def winner(self) -> FormName | None:
@@ -132,17 +134,16 @@ def recommended(
         progress: Called with what is being worked out.
         found: Given the best as soon as it is known, before what stands beside it is worked out; not called where
             nothing is feasible.
-        near: Of a similar demand, such as one over few batches: its strategies are tried first.
+        near: Of the same demand over few batches: its strategies are tried first.
     """
     progress("the engine's best")
-    pair = (
-        best_disaggregated(demand, near.pair.strategies if near and near.pair else ()) if demand.chooses_form else None
-    )
+    searched, begin = near.searched if near else Searched(), near.pair.strategies if near and near.pair else ()
+    pair = best_disaggregated(demand, begin, searched.pools) if demand.chooses_form else None
     if pair and demand.only:
         alone = Recommendation(demand, (), None, {}, (), (), None, pair)
         found(alone)
         return alone
-    demand, known = _with_best_chunk(demand, near, pair)
+    demand, known = _with_best_chunk(demand, searched, near, pair)
     even = next(iter(best_first(demand.at_even_odds, 1, known)), None) if demand.guarded else None
     bests = best_first(demand, 1 if demand.concurrency is None else EVERY, known)
     if not bests or demand.only == "disaggregated":
@@ -184,24 +185,39 @@ def recommended(
     return Recommendation(demand, tuple(options), even, beside, varied, tuple(front(demand, known)), None, pair, proof)
 
 
-def best_alone(demand: Demand, progress: Callable[[str], None] = lambda _: None) -> Recommendation:
+def best_alone(demand: Demand, searched: Searched | None = None) -> Recommendation:
     """The best of each form under a demand without a load, and nothing beside it.
 
     Args:
         demand: What is asked.
-        progress: Told of the pools that were found before replicas are looked for.
+        searched: Of the same demand with other limits or batches; what is worked out is added.
     """
-    pair = best_disaggregated(demand) if demand.chooses_form else None
-    if pair:
-        progress(f"so far {pair.tokens_per_s / demand.gpus:,.1f} tokens/s/GPU: {pools_text(pair.matched)}")
-    demand, known = _with_best_chunk(demand, pair=pair)
+    searched = searched or Searched()
+    pair = best_disaggregated(demand, known=searched.pools) if demand.chooses_form else None
+    demand, known = _with_best_chunk(demand, searched, pair=pair)
     bests = [] if demand.only == "disaggregated" else best_first(demand, 1, known)
     options = (Option(each, fleet_of(demand, each), binding_limit(demand, each), "") for each in bests)
-    return Recommendation(demand, tuple(options), None, {}, (), (), None, pair)
+    return Recommendation(demand, tuple(options), None, {}, (), (), None, pair, searched=searched)
+
+
+def begun(demand: Demand, searched: Searched) -> Recommendation:
+    """The best of each form that is soon found: over few batches, prompts whole or in the chunks that are asked for.
+
+    Args:
+        demand: What is asked; requests that come at random are served in the steady state.
+        searched: What is worked out is added.
+    """
+    few = demand.over_few_batches
+    pair = None
+    if few.chooses_form and not few.under_traffic:
+        pair = best_disaggregated(few, known=searched.pools)
+    bests = [] if few.only == "disaggregated" else best_first(few, 1, searched.of(few.workload))
+    options = (Option(each, fleet_of(few, each), "", "") for each in bests)
+    return Recommendation(few, tuple(options), None, {}, (), (), None, pair, searched=searched)
 
 
 def _with_best_chunk(
-    demand: Demand, near: Recommendation | None = None, pair: Disaggregated | None = None
+    demand: Demand, searched: Searched, near: Recommendation | None = None, pair: Disaggregated | None = None
 ) -> tuple[Demand, Known]:
     """The demand with prompts whole or in the chunks with which the best strategy serves most, and what was found out.
 
@@ -209,14 +225,15 @@ def _with_best_chunk(
 
     Args:
         demand: What is asked.
+        searched: What is worked out is added.
         near: As of `recommended`: its chunk and strategies are tried first.
         pair: The best pools; where they are far ahead, the chunk is the best over few batches.
     """
-    workload, known = demand.workload, Known()
+    workload, known = demand.workload, searched.of(demand.workload)
     if not engine_rules_of(workload) or not phase_of(workload).mixes or demand.concurrency or demand.under_traffic:
         return demand, known
     chunks: dict[int | None, tuple[Demand, Known]] = {
-        each.chunk_tokens: (replace(demand, workload=each), {}) for each in chunked(workload)
+        each.chunk_tokens: (replace(demand, workload=each), searched.of(each)) for each in chunked(workload)
     }
     first, begin = next(iter(chunks)), ()
     if near and near.options:

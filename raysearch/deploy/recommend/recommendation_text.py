@@ -31,6 +31,19 @@ _NOTABLE = 1.03
 """Ratio of two times per token above which both are printed. [assumed]"""
 
 
+def begun_lines(answer: Recommendation) -> Iterator[str]:
+    """What is soon found; nothing where that is nothing."""
+    if answer.winner is None:
+        return
+    demand, what = answer.demand, answer.strategy_text
+    if answer.winner == "aggregated":
+        fleet = answer.options[0].fleet
+        what = f"{fleet.replicas} x ({what}) on {gpus_text(fleet.gpus)}"
+    where = "in the steady state, " if demand.under_traffic else ""
+    each = answer.tokens_per_s / demand.gpus
+    yield f"So far, {where}over few batches: {what}: {each:,.1f} tokens/s/GPU at hand; more is being compared"
+
+
 def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     """What to run, line by line; the form of deployment that serves most first."""
     yield priced_text(answer.demand.asked)

@@ -52,7 +52,7 @@ def test_a_stopped_search_ends_as_if_it_had_never_been(tiny_workload: Path, tmp_
 
 
 def test_another_search_is_not_gone_on_with(tiny_workload: Path, tmp_path: Path, stopped: Path) -> None:
-    with pytest.raises(InputError, match="contains another search"):
+    with pytest.raises(InputError, match="contains another search: seed 0, not 1; resume with the same options"):
         searched(tiny_workload, stopped, resume=True, seed=1)
     with pytest.raises(InputError, match="nothing to resume in"):
         searched(tiny_workload, tmp_path / "empty", resume=True)

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from raysearch.base.file_io import degrees_text
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.fleet import best_first, fleet_of
+from raysearch.deploy.recommend.fleet import Searched, best_first, fleet_of
 from raysearch.deploy.recommend.forms_compared import ServingForm, compared_forms, compares_forms, forms_table, untried
+from raysearch.deploy.recommend.recommendation import begun
+from raysearch.deploy.recommend.recommendation_text import begun_lines
 from sim.config.question import Question
 from tests.questions import question_about
 
@@ -25,7 +28,7 @@ def asked(question: Question) -> Demand:
 
 @pytest.fixture(scope="module")
 def forms() -> list[ServingForm]:
-    return compared_forms(ASKED, asked, lambda _: None)
+    return compared_forms(ASKED, asked, lambda _: None, Searched())
 
 
 def test_each_form_has_what_its_own_question_is_answered_with(forms: list[ServingForm]) -> None:
@@ -61,9 +64,9 @@ def test_drafts_win_where_a_user_is_to_be_fast_and_say_how_sure_that_is(forms: l
 
 def test_what_a_question_names_stays_and_forms_are_compared_for_checkpoints_that_draft_with_a_load_or_without() -> None:
     fixed = replace(ASKED, draft_tokens=1, redundant_experts=0, expert_exchange="all_gather")
-    (alone,) = compared_forms(fixed, asked, lambda _: None)
+    (alone,) = compared_forms(fixed, asked, lambda _: None, Searched())
     assert alone.changes == {}
-    (loaded,) = compared_forms(fixed, lambda each: replace(asked(each), requests_per_s=4.0), lambda _: None)
+    (loaded,) = compared_forms(fixed, lambda each: replace(asked(each), requests_per_s=4.0), lambda _: None, Searched())
     assert loaded.tokens_per_s == alone.tokens_per_s  # what the GPUs serve without it
     assert compares_forms(replace(asked(ASKED), requests_per_s=4.0))
     assert not compares_forms(replace(asked(ASKED), concurrency=64))
@@ -77,11 +80,26 @@ def test_a_public_eagle_3_head_is_tried_where_that_is_asked_for() -> None:
     assert "RedHatAI/Qwen3-32B-speculator.eagle3; --set forms=eagle3" in untried(asked(headed))
     assert not untried(asked(replace(headed, draft_tokens=2)))
     assert not untried(asked(ASKED))
-    found = compared_forms(headed, asked, lambda _: None)
+    found = compared_forms(headed, asked, lambda _: None, Searched())
     drafts = [each for each in found if each.changes]
     assert drafts[0] is found[0]
     assert all("of EAGLE-3" in each.name and each.share == 0.11 for each in drafts)
     assert not compares_forms(asked(replace(headed, model="llama_3_1_70b")), "eagle3")
+
+
+def test_what_is_soon_found_is_among_all_that_is_compared_and_takes_no_time_of_it(forms: list[ServingForm]) -> None:
+    searched = Searched()
+    soon = begun(asked(ASKED), searched)
+    usual = next(each for each in forms if not each.changes)
+    assert 0 < soon.tokens_per_s <= usual.tokens_per_s
+    (line,) = begun_lines(soon)
+    assert degrees_text(soon.options[0].evaluation.strategy) in line
+    assert f"{soon.tokens_per_s / 8:,.1f} tokens/s/GPU" in line
+    (worked,) = searched.of(soon.demand.workload).values()
+    before = len(worked.starts)
+    begun(asked(ASKED), searched)
+    assert len(worked.starts) == before > 0
+    assert not list(begun_lines(begun(asked(replace(ASKED, tpot_ms=0.1)), Searched())))
 
 
 def test_a_form_of_experts_is_in_use_where_experts_are_whole_on_some_gpu(forms: list[ServingForm]) -> None:

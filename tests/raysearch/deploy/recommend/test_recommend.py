@@ -130,6 +130,17 @@ def test_an_alternative_has_what_all_before_it_lack_and_is_the_best_that_has_it(
     assert alone[0] == find_best(space_of(without)).evaluation
 
 
+def test_degrees_that_are_left_out_are_in_nothing_that_is_answered() -> None:
+    asked = rs.question(model="qwen3_32b", hardware="l40s", isl=1000, osl=200, gpus=4, batches="powers_of_two")
+    anyhow, without = (rs.recommend(asked, only="aggregated", top=2, without=each) for each in (None, "pp"))
+    assert anyhow.strategy
+    assert anyhow.strategy.pp > 1
+    answer = without.answer
+    found = [each.evaluation for each in (*answer.options, *answer.front, *answer.variations, *answer.beside.values())]
+    assert {each.strategy.pp for each in found if each} == {1}
+    assert 0 < without.answer.tokens_per_s < anyhow.answer.tokens_per_s
+
+
 def test_an_alternative_of_smaller_replicas_is_the_exact_best_of_so_many_gpus() -> None:
     said = {"isl": 4000, "osl": 500, "tpot_ms": 20.0, "phase": "serve", "engine": "sglang"}
     workload = question_about("qwen3_32b", gpus=7, **said, batches="any").load()
