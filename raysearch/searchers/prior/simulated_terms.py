@@ -25,6 +25,7 @@ from raysearch.searchers.prior.strategy_features import (
 )
 from sim.batched import Evaluations, Strategies, evaluate_many, step_seconds
 from sim.config.catalog import default_hardware, load_calibrated, load_engine
+from sim.engines.engine_registry import engine_rules
 from sim.step.stage import room
 from sim.workload import Workload
 
@@ -34,6 +35,8 @@ TermSourceName = Literal["simulator", "carried", "network"]
 _CALLS_BY_NETWORK, _CALLS_UNMEASURED = 5, 1
 """Calls that the policy decides, then expected improvement does. [fitted] on 50 black boxes kept from training: f/f*,
 mean of the first ten calls, is largest so; where the machine was measured, with none."""
+_ENGINE = "vllm"
+"""Whose kernels and times stand for those of an engine that nobody measured."""
 _MEASURED = 0.3
 """[assumed] Errors on a machine whose kernels were measured, over those on one that has another's efficiencies: 8 % on
 the H100's serving runs, see docs/evidence/fidelity.md, and 20 to 30 % between machines."""
@@ -98,19 +101,23 @@ def term_source(name: TermSourceName, prior: Prior, features: WorkloadFeatures) 
 
 @lru_cache(maxsize=8)
 def carried_over(workload: Workload) -> Workload:
-    """The workload on a machine of the same rates that nobody measured, under its engine with vLLM's own times.
+    """The workload on a machine of the same rates, and under its engine, as if nobody had measured either.
 
-    Kernels and messages have the efficiencies of the machine that is the default of all questions, the H100.
+    Kernels and messages have the efficiencies of the machine that is the default of all questions, the H100; an engine
+    has vLLM's kernels and times, and what it documents: its options, memory and scheduler.
     """
     hardware, engine, curves = workload.hardware, workload.engine, workload.hardware.curves
     if curves is None:
         return workload
     header = {part: curves.calibration.data[part] for part in ("machine", "speed_of_light")}
     calibration = load_calibrated(default_hardware()).scaled_to(header)
-    hardware = replace(hardware, curves=curves.under(calibration=calibration))
+    curves = curves.under(calibration)
     if engine is not None:
-        times = load_engine("vllm", calibration, workload.model, workload.precisions.weights).times
+        kernels = engine_rules(_ENGINE).kernels
+        curves = curves.under(engine=kernels, all_reduce=kernels if curves.all_reduce == curves.engine else "")
+        times = load_engine(_ENGINE, calibration, workload.model, workload.precisions.weights).times
         engine = replace(engine, times=times)
+    hardware = replace(hardware, curves=curves)
     return replace(workload, hardware=hardware, engine=engine, config_hash=f"{workload.config_hash}-carried")
 
 

@@ -32,7 +32,7 @@ from raysearch.searchers.prior.simulated_terms import carried_over
 from raysearch.searchers.prior.strategy_features import CHOICE_PLACES, FEATURE_TERMS, OPS, SHARES, WorkloadFeatures
 from raysearch.searchers.registry import make_searcher
 from raysearch.testing.searcher_suite import SearcherSuite
-from sim.batched import evaluate_many
+from sim.batched import Strategies, evaluate_many, step_seconds
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
 from sim.layers.choices import declare_choice, withdraw_choice
@@ -195,6 +195,20 @@ def test_of_a_machine_as_if_nobody_had_measured_it_only_its_rates_are_known() ->
     blind = [evaluate(carried_over(each), strategy).tpot_s for each in (one, measured_anew)]
     assert blind[0] == blind[1] != evaluate(one, strategy).tpot_s
     assert evaluate(carried_over(MOE), strategy).tpot_s == evaluate(MOE, strategy).tpot_s  # measured on the H100
+
+
+def test_of_an_engine_as_if_nobody_had_measured_it_only_its_rules_are_known() -> None:
+    served = {"phase": "serve", "prompt_tokens": 4000, "output_tokens": 500}
+    vllm, sglang = (load_workload("qwen3_235b_a22b_16k", engine=engine, **served) for engine in ("vllm", "sglang"))
+    blind, strategy = carried_over(sglang), Strategy(4, 8, 1, 64, megatron_sp_dims(MOE.model))
+    assert blind.engine is not None
+    assert vllm.engine is not None
+    assert sglang.engine is not None
+    assert blind.engine.times == vllm.engine.times != sglang.engine.times
+    assert blind.engine.memory == sglang.engine.memory
+    parts = [step_seconds(each, Strategies.of([strategy])) for each in (blind, vllm, sglang)]
+    mixing_s = [each.kernels["attention"].item() for each in parts]
+    assert mixing_s[0] == mixing_s[1] != mixing_s[2]
 
 
 def test_where_the_simulator_is_right_its_optimum_is_the_first_call() -> None:
