@@ -90,10 +90,11 @@ def term_source(name: TermSourceName, prior: Prior, features: WorkloadFeatures) 
     if name == "network":
         features.check_known()
         return TermSource(lambda _, of: prior.predict(of), header.time, header.limits, False, _CALLS_BY_NETWORK)
+    engine, foreign = workload.engine, False
     if name == "carried":
-        workload = carried_over(workload)
+        workload, foreign = carried_over(workload), engine is not None and engine.family != _ENGINE
     curves = workload.hardware.curves
-    measured = curves is not None and curves.calibration.machine == curves.calibration.measured
+    measured = not foreign and curves is not None and curves.calibration.machine == curves.calibration.measured
     kernel = header.simulated.times(_MEASURED) if measured else header.simulated
     calls = 0 if measured else _CALLS_UNMEASURED
     return TermSource(lambda strategies, of: simulated(workload, strategies, of), kernel, _LIMITS, True, calls)

@@ -267,16 +267,17 @@ def test_a_policy_with_forged_weights_prefers_by_finite_numbers_or_is_refused(tm
 
 
 @pytest.mark.parametrize(
-    ("hardware", "terms", "calls"),
+    ("hardware", "terms", "calls", "engine"),
     [
-        ("h100_sxm", "simulator", 0),
-        ("h200_sxm", "simulator", 0),
-        ("h200_sxm", "carried", 1),
-        ("h100_sxm", "network", 5),
+        ("h200_sxm", "simulator", 0, None),
+        ("h200_sxm", "carried", 1, None),
+        ("h100_sxm", "carried", 0, "vllm"),
+        ("h100_sxm", "carried", 1, "sglang"),
+        ("l40s", "network", 5, None),
     ],
 )
 def test_the_policy_decides_the_first_calls_where_errors_are_wide(
-    monkeypatch: pytest.MonkeyPatch, hardware: str, terms: str, calls: int
+    monkeypatch: pytest.MonkeyPatch, hardware: str, terms: str, calls: int, engine: str | None
 ) -> None:
     asked: list[int] = []
     inner = Policy.preferences
@@ -287,7 +288,8 @@ def test_the_policy_decides_the_first_calls_where_errors_are_wide(
 
     read_policy(SHIPPED_POLICY)
     monkeypatch.setattr(Policy, "preferences", counting)
-    env = StrategyEnv(load_workload("qwen3_235b_a22b_16k", hardware))
+    served = {"phase": "serve", "prompt_tokens": 4000, "output_tokens": 500} if engine else {}
+    env = StrategyEnv(load_workload("qwen3_235b_a22b_16k", hardware, engine=engine, **served))
     searched = Stepped(env)
     searcher = make_searcher("prior", env.space, seed=0, budget=calls + 2, terms=terms)
     for _ in range(calls + 1):
