@@ -77,7 +77,7 @@ def begun(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory, request
 def test_a_forged_checkpoint_is_gone_on_from_or_refused(begun: Path, tmp_path: Path) -> None:
     head = checked_head(begun)
     state = load_checkpoint(begun)
-    for seed in range(runs(12)):
+    for seed in range(runs(6)):
         rng = random.Random(seed)
         out = Path(shutil.copytree(begun, tmp_path / "out", dirs_exist_ok=True))
         with contextlib.suppress(TypeError):  # what no checkpoint can hold
