@@ -1,11 +1,12 @@
 """The best known goodput of the shipped workloads of phase traffic, its bound, and how far searchers come.
 
     python benchmarks/goodputs.py                       # all of them, 1,000 calls of each searcher
-    python benchmarks/goodputs.py traffic_qwen3_32b --calls 100 --searchers random,annealing
+    python benchmarks/goodputs.py traffic_qwen3_32b --calls 100 --searchers random,annealing --seeds 3 --keep runs/
 
 The first line of a workload is branch and bound's: tokens/s/GPU of its best, the bound it proves, and the gap after so
-many replays. The others are the best of a searcher after so many calls, over the best known of the workload. The last
-one is the best known under arrivals of eight other seeds: mean and standard deviation of one seed's goodput.
+many replays. The others are the best of a searcher after so many calls: mean [lowest, highest] of its seeds. The last
+one is the best known under arrivals of eight other seeds, and of longer replays (--requests): mean and standard
+deviation of one seed's goodput. Searches that were stopped go on from the folder in which they are kept.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,20 +34,20 @@ CALLS = (10, 30, 100, 300, 1000)
 SEARCHERS = ("random", "annealing", "prior")
 
 
-def curve(name: str, searcher: str, calls: int, seed: int) -> tuple[list[float], Strategy | None, float]:
-    """The best after each number of `CALLS`, the strategy, and CPU seconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        started_s = time.process_time()
-        found = rs.search(
-            Question(workload=name), searcher, budget=calls, seed=seed, workers=0, out=Path(folder) / "run"
-        )
-        took_s = time.process_time() - started_s
-        best = found.to_frame()["best_so_far"].to_numpy()
-        return [float(best[count - 1]) for count in CALLS if count <= calls], found.strategy, took_s
+def curve(name: str, searcher: str, calls: int, seed: int, kept: Path) -> tuple[list[float], Strategy | None, float]:
+    """The best after each number of `CALLS`, the strategy, and CPU seconds; goes on with what a folder has of it."""
+    folder = kept / f"{name}-{searcher}-{seed}-{calls}"
+    started_s = time.process_time()
+    asked = Question(workload=name)
+    found = rs.search(asked, searcher, budget=calls, seed=seed, workers=0, out=folder, resume=folder.exists())
+    took_s = time.process_time() - started_s
+    best = found.to_frame()["best_so_far"].to_numpy()
+    return [float(best[min(count, len(best)) - 1]) for count in CALLS if count <= calls], found.strategy, took_s
 
 
-def lines(workload: Workload, searchers: list[str], calls: int, replays: int, seeds: int) -> None:
+def lines(workload: Workload, asked: argparse.Namespace, kept: Path) -> None:
     """Prints what is known of a workload."""
+    searchers, calls, replays, seeds = asked.searchers.split(","), asked.calls, asked.replays, asked.seeds
     started_s = time.process_time()
     exact = best_goodput(space_of(workload), replays)
     known = exact.tokens_per_s_per_gpu
@@ -58,21 +60,26 @@ def lines(workload: Workload, searchers: list[str], calls: int, replays: int, se
         flush=True,
     )
     for searcher in searchers:
-        found = [curve(workload.name, searcher, calls, seed) for seed in range(seeds)]
+        found = [curve(workload.name, searcher, calls, seed, kept) for seed in range(seeds)]
         for values, best, _ in found:
             if values and values[-1] > known:
                 known, strategy = values[-1], best
-        means = np.mean([values for values, _, _ in found], axis=0)
-        text = ", ".join(f"{count}: {value:,.1f}" for count, value in zip(CALLS, means, strict=False))
+        by_calls = np.array([values for values, _, _ in found]).T
+        text = ", ".join(
+            f"{count}: {each.mean():,.1f} [{each.min():,.1f}, {each.max():,.1f}]"
+            for count, each in zip(CALLS, by_calls, strict=False)
+        )
         print(f"  {searcher}: {text}; {np.mean([took for _, _, took in found]):.0f} CPU s a run", flush=True)
     if strategy:
-        others = other_seeds(workload, strategy)
         print(
             f"  best known {known:,.1f}, at most {max(known, exact.bound):,.1f}, gap {1 - known / exact.bound:.1%}: "
-            f"{degrees_text(strategy)}; {served_text(strategy.served)}; other seeds {others.mean():,.1f} "
-            f"+- {others.std(ddof=1):,.1f}",
+            f"{degrees_text(strategy)}; {served_text(strategy.served)}",
             flush=True,
         )
+        for requests in (workload.open_loop.requests, *asked.requests):
+            longer = replace(workload, open_loop=replace(workload.open_loop, requests=requests))
+            others = other_seeds(longer, strategy)
+            print(f"  other seeds of {requests:,}: {others.mean():,.1f} +- {others.std(ddof=1):,.1f}", flush=True)
 
 
 def main() -> None:
@@ -83,11 +90,14 @@ def main() -> None:
     options.add_argument("--replays", type=int, default=300, help="of branch and bound")
     options.add_argument("--seeds", type=int, default=1)
     options.add_argument("--searchers", default=",".join(SEARCHERS))
+    options.add_argument("--requests", nargs="*", type=int, default=[], help="of a longer replay of the best known")
+    options.add_argument("--keep", type=Path, help="folder of the searches (none: they are forgotten)")
     chosen = options.parse_args()
-    for name in chosen.workloads or list_names("workloads"):
-        workload = load_workload(name)
-        if workload.phase == "traffic":
-            lines(workload, chosen.searchers.split(","), chosen.calls, chosen.replays, chosen.seeds)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in chosen.workloads or list_names("workloads"):
+            workload = load_workload(name)
+            if workload.phase == "traffic":
+                lines(workload, chosen, chosen.keep or Path(folder))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@
     python benchmarks/tails_beside_aisimulate.py            # Qwen3-32B under vLLM on two H100, 2, 2.5 and 3 requests/s
     python benchmarks/tails_beside_aisimulate.py --command OTHER_ENVIRONMENT/bin/aisimulate
 
-Two things can differ: how long steps take, and who is in them. So ours is replayed twice: on its own steps, and on
-steps that take as long as AISimulate's do. Those are known from its closed loops: the median time between two tokens
-with so many requests at once, and, for steps with prompts, the mean time per token of some clients. Means over seeds;
-both have arrivals of their own.
+Both get the same requests at the same times, as a trace. Two things can differ: how long steps take, and who is in
+them. So ours is replayed twice: on its own steps, and on steps that take as long as AISimulate's do. Those are known
+from its closed loops: the median time between two tokens with so many requests at once; of a step with one prompt, the
+first token of a client alone; of one with two, the mean time per token of some clients. A prompt that comes while
+others decode takes a whole decode step longer in AISimulate (at an even rate of 0.5/s, 196.5 ms between two tokens and
+184.7 ms for a prompt alone), where our steps read the weights once for both. Means over seeds, and how far single seeds differ.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sim.arrays import Floats
 from sim.config.question import Question
 from sim.replay.arrivals import Stream, draw_arrivals
 from sim.replay.drive import as_they_come, by_clients
@@ -35,10 +38,12 @@ from sim.strategy import Strategy
 ISL, OSL, TP, BATCH, CHUNK = 4000, 500, 2, 47, 8192
 DIMS = (2, 1, 1, 0, 2, 2, 1, 1, 0, 2)
 FIGURES = ("mean_tpot_ms", "p99_tpot_ms", "mean_ttft_ms", "p99_ttft_ms")
-AT_ONCE = (1, 12, 24, 47)
+AT_ONCE = (1, 6, 12, 18, 24, 32, 40, 47)
+CROWD = 24
+"""Clients whose mean time per token tells how long steps with two prompts take."""
 
 
-def theirs(command: str, load: Mapping[str, object], requests: int) -> dict[str, float]:
+def theirs(command: str, traffic: Mapping[str, object]) -> dict[str, float]:
     """AISimulate's summary of a replay."""
     worker = {
         "parallelism": {"tensor": TP},
@@ -46,11 +51,7 @@ def theirs(command: str, load: Mapping[str, object], requests: int) -> dict[str,
         "kv_cache": {"prefix_caching": False},
     }
     asked = {
-        "traffic": {
-            "source": {"type": "synthetic", "input_tokens": ISL, "output_tokens": OSL},
-            "load": load,
-            "stop": {"requests": requests},
-        },
+        "traffic": traffic,
         "engine": {
             "model": "Qwen/Qwen3-32B",
             "hardware": "h100_sxm",
@@ -71,17 +72,38 @@ def theirs(command: str, load: Mapping[str, object], requests: int) -> dict[str,
     return found
 
 
+def loop_of_theirs(command: str, clients: int) -> dict[str, float]:
+    """Of a closed loop."""
+    source = {"type": "synthetic", "input_tokens": ISL, "output_tokens": OSL}
+    load = {"type": "concurrency", "concurrency": clients}
+    return theirs(command, {"source": source, "load": load, "stop": {"requests": 4 * clients}})
+
+
+def trace_of_theirs(command: str, times_s: Floats) -> list[float]:
+    """Its figures of requests at these times, in the format of Mooncake's traces; no two share a block."""
+    blocks = -(-ISL // 512)
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        for number, time_s in enumerate(times_s.tolist()):
+            hashes = list(range(blocks * number, blocks * (number + 1)))
+            line = {"timestamp": 1e3 * time_s, "input_length": ISL, "output_length": OSL, "hash_ids": hashes}
+            file.write(json.dumps(line) + "\n")
+        file.flush()
+        source = {"type": "trace", "paths": [file.name]}
+        found = theirs(command, {"source": source, "load": {"type": "trace_timestamps"}})
+    return [found[name] for name in FIGURES]
+
+
 @dataclass(eq=False)
 class ScaledSteps(StepPrices):
-    """Steps that take other times than the step model says.
+    """Steps that take other times than the step model says: prompts and decoding one after the other.
 
     Attributes:
         decode: Factors of steps that only decode, by sequences as `AT_ONCE`.
-        prompt: Factor of steps with prompts.
+        prompt: Factors of steps with one prompt, and of those with as many tokens as there may be.
     """
 
     decode: Sequence[float] = (1.0,) * len(AT_ONCE)
-    prompt: float = 1.0
+    prompt: tuple[float, float] = (1.0, 1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,13 +119,21 @@ class ScaledSteps(StepPrices):
         """See `StepPrices.step_s`."""
         if not busiest.prompt_tokens:
             return super().step_s(busiest, all_prompt_tokens)
-        return self.prompt * self._own.step_s(busiest, all_prompt_tokens)
+        factor = float(np.interp(busiest.prompt_tokens, (ISL, CHUNK), self.prompt))
+        prompts = RankStep(0, 0.0, busiest.prompt_tokens, busiest.seen_tokens)
+        decoding = RankStep(busiest.sequences, busiest.context_tokens)
+        beside_s = super().step_s(decoding) if busiest.sequences else 0.0
+        return factor * self._own.step_s(prompts, all_prompt_tokens) + beside_s
 
 
-def ours(deployed: Deployed, rate: float, requests: int, seed: int) -> list[float]:
+def sent_at_s(rate: float, requests: int, seed: int) -> Floats:
+    """When requests come."""
+    return draw_arrivals([Stream(rate)], 1.2 * requests / rate, seed).times_s[:requests]
+
+
+def ours(deployed: Deployed, times_s: Floats) -> list[float]:
     """The same figures of our replay."""
-    times_s = draw_arrivals([Stream(rate)], 1.2 * requests / rate, seed).times_s[:requests]
-    outcome = as_they_come(deployed, Requests.drawn(times_s, Lengths(ISL), Lengths(OSL), seed))
+    outcome = as_they_come(deployed, Requests.drawn(times_s, Lengths(ISL), Lengths(OSL), 0))
     return [
         1e3 * float(found)
         for values in (outcome.tpot_s, outcome.ttft_s)
@@ -111,30 +141,33 @@ def ours(deployed: Deployed, rate: float, requests: int, seed: int) -> list[floa
     ]
 
 
-def loop_s(deployed: Deployed, clients: int) -> tuple[float, float]:
-    """(median time between two tokens, mean time per token) of a closed loop."""
+def loop_s(deployed: Deployed, clients: int) -> tuple[float, float, float]:
+    """(median time between two tokens, mean time per token, median to the first) of a closed loop."""
     sent = Requests.drawn(np.zeros(4 * clients), Lengths(ISL), Lengths(OSL), 0)
     outcome = by_clients(deployed, sent, clients)
     order = np.argsort(outcome.gap_s)
     counts = np.cumsum(outcome.gap_counts[order])
-    return float(outcome.gap_s[order][np.searchsorted(counts, counts[-1] / 2)]), float(outcome.tpot_s.mean())
+    median_s = float(outcome.gap_s[order][np.searchsorted(counts, counts[-1] / 2)])
+    return median_s, float(outcome.tpot_s.mean()), float(np.median(outcome.ttft_s))
 
 
-def on_its_steps(own: Deployed, loops: Sequence[Mapping[str, float]]) -> tuple[Deployed, list[float], float]:
-    """(ours on steps as long as theirs, factors of decode steps by `AT_ONCE`, factor of steps with prompts)."""
-    gaps_s = [loop_s(own, each)[0] for each in AT_ONCE]
-    decode = [loop["median_itl_ms"] / 1e3 / gap_s for loop, gap_s in zip(loops, gaps_s, strict=True)]
+def on_its_steps(
+    own: Deployed, loops: Mapping[int, Mapping[str, float]]
+) -> tuple[Deployed, list[float], tuple[float, float]]:
+    """(ours on steps as long as theirs, factors of decode steps by `AT_ONCE`, of steps with prompts)."""
+    decode = [loops[each]["median_itl_ms"] / 1e3 / loop_s(own, each)[0] for each in AT_ONCE]
+    alone = loops[1]["median_ttft_ms"] / 1e3 / loop_s(own, 1)[2]
 
-    def scaled(prompt: float) -> Deployed:
-        steps = ScaledSteps(own.prices.workload, own.prices.strategy, decode=decode, prompt=prompt)
+    def scaled(crowded: float) -> Deployed:
+        steps = ScaledSteps(own.prices.workload, own.prices.strategy, decode=decode, prompt=(alone, crowded))
         return replace(own, prices=steps)
 
     low, high = 0.5, 2.0
     for _ in range(8):
         middle = (low + high) / 2
-        more = loop_s(scaled(middle), AT_ONCE[2])[1] < loops[2]["mean_tpot_ms"] / 1e3
+        more = loop_s(scaled(middle), CROWD)[1] < loops[CROWD]["mean_tpot_ms"] / 1e3
         low, high = (middle, high) if more else (low, middle)
-    return scaled(low), decode, low
+    return scaled(low), decode, (alone, low)
 
 
 def main() -> None:
@@ -143,31 +176,31 @@ def main() -> None:
     options.add_argument("--command", default=shutil.which("aisimulate"), help="AISimulate's command")
     options.add_argument("--rates", nargs="*", type=float, default=[2.0, 2.5, 3.0])
     options.add_argument("--requests", type=int, default=400)
-    options.add_argument("--seeds", type=int, default=2)
+    options.add_argument("--seeds", type=int, default=8)
     asked = options.parse_args()
     if asked.command is None:
         sys.exit("aisimulate is not installed: pip install -e '.[aisimulate]', or --command where it is")
     question = Question(model="qwen3_32b", isl=ISL, osl=OSL, engine="vllm", kv_cache="fp8", weights="fp8", gpus=TP)
     workload, strategy = replace(question.load(), chunk_tokens=CHUNK), Strategy(TP, 1, 1, BATCH, DIMS)
     own = Deployed.of(workload, strategy)
-    loops = [theirs(asked.command, {"type": "concurrency", "concurrency": each}, 4 * each) for each in AT_ONCE]
+    loops = {each: loop_of_theirs(asked.command, each) for each in AT_ONCE}
     scaled, decode, prompt = on_its_steps(own, loops)
     print(f"their decode steps with {AT_ONCE} requests: {', '.join(f'{each:.2f}' for each in decode)} times ours")
-    print(f"their steps with prompts: {prompt:.2f} times ours")
-    print(f"requests/s; {', '.join(FIGURES)}")
+    print(f"their steps with one prompt: {prompt[0]:.2f} times ours; with two: {prompt[1]:.2f}")
+    print(f"requests/s; {', '.join(FIGURES)}: mean [lowest, highest] of the seeds")
     for rate in asked.rates:
-        seeds = range(1, asked.seeds + 1)
-        load = {"type": "poisson", "requests_per_second": rate}
-        there = [
-            [theirs(asked.command, {**load, "seed": seed}, asked.requests)[name] for name in FIGURES] for seed in seeds
-        ]
+        sent_s = [sent_at_s(rate, asked.requests, seed) for seed in range(1, asked.seeds + 1)]
         rows = {
-            "AISimulate": there,
-            "ours": [ours(own, rate, asked.requests, seed) for seed in range(20)],
-            "ours on its steps": [ours(scaled, rate, asked.requests, seed) for seed in range(20)],
+            "AISimulate": np.array([trace_of_theirs(asked.command, each) for each in sent_s]),
+            "ours": np.array([ours(own, each) for each in sent_s]),
+            "ours on its steps": np.array([ours(scaled, each) for each in sent_s]),
         }
         for name, found in rows.items():
-            print(f"{rate}: {name}: {', '.join(f'{each:,.1f}' for each in np.mean(found, axis=0))}", flush=True)
+            each = zip(found.mean(0), found.min(0), found.max(0), strict=True)
+            text = ", ".join(f"{mean:,.1f} [{low:,.1f}, {high:,.1f}]" for mean, low, high in each)
+            print(f"{rate}: {name}: {text}", flush=True)
+        off = rows["ours on its steps"] / rows["AISimulate"] - 1
+        print(f"{rate}: the last off by {', '.join(f'{each:+.1%}' for each in np.median(off, axis=0))} (median)", flush=True)
 
 
 if __name__ == "__main__":
