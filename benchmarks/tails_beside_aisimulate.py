@@ -9,7 +9,8 @@ them. So ours is replayed twice: on its own steps, and on steps that take as lon
 from its closed loops: the median time between two tokens with so many requests at once; of a step with one prompt, the
 first token of a client alone; of one with two, the mean time per token of some clients. A prompt that comes while
 others decode takes a whole decode step longer in AISimulate (at an even rate of 0.5/s, 196.5 ms between two tokens and
-184.7 ms for a prompt alone), where our steps read the weights once for both. Means over seeds, and how far single seeds differ.
+184.7 ms for a prompt alone), where our steps read the weights once for both. Means over seeds, and how far single
+seeds differ.
 """
 
 from __future__ import annotations
@@ -199,8 +200,8 @@ def main() -> None:
             each = zip(found.mean(0), found.min(0), found.max(0), strict=True)
             text = ", ".join(f"{mean:,.1f} [{low:,.1f}, {high:,.1f}]" for mean, low, high in each)
             print(f"{rate}: {name}: {text}", flush=True)
-        off = rows["ours on its steps"] / rows["AISimulate"] - 1
-        print(f"{rate}: the last off by {', '.join(f'{each:+.1%}' for each in np.median(off, axis=0))} (median)", flush=True)
+        off = np.median(rows["ours on its steps"] / rows["AISimulate"] - 1, axis=0)
+        print(f"{rate}: the last off by {', '.join(f'{each:+.1%}' for each in off)} (median)", flush=True)
 
 
 if __name__ == "__main__":

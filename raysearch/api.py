@@ -102,6 +102,7 @@ def recommend(
     cv: float = 1.0,
     percentile: float = 99.0,
     requests: int = 2000,
+    trace: str | Path | None = None,
     only: Literal["aggregated", "disaggregated"] | None = None,
     replays: int = 40,
     forms: Literal["all", "eagle3", "usual"] = "all",
@@ -112,12 +113,14 @@ def recommend(
 
     Args:
         question: What is served, on what, within which limits; its `gpus` are those available.
-        requests_per_s: Load to carry with the fewest GPUs, under random arrivals; None fills all GPUs.
+        requests_per_s: Load to carry with the fewest GPUs, under random arrivals; None fills all GPUs. With a trace,
+            the rate to which its times are scaled.
         concurrency: Concurrent requests to carry with the fewest GPUs; None fills all.
         price: Price of a GPU per hour.
         top: Strategies in the answer at most.
         cv: Under a load: coefficient of variation of the gaps between arrivals; 1 is Poisson.
         percentile: Under a load: percentile of the latencies that must be within the limits.
+        trace: A recorded trace as the load; strategies are made for the question's lengths, or for its mean ones.
         only: Form of deployment to consider; None takes the one that serves more.
         replays: Where requests come at random: how many strategies to replay at most, to prove that none does better.
         forms: Whether drafts, exchanges of experts, spare copies of them and overlapped batches are compared, too, of
@@ -135,6 +138,7 @@ def recommend(
     """
     from raysearch.answers.recommended import RecommendationResult
     from raysearch.base.progress import telling
+    from raysearch.deploy.replay.trace_files import trace_file
 
     with telling("recommendation") if progress else nullcontext(lambda _: None) as tell:
         return RecommendationResult.of(
@@ -148,6 +152,7 @@ def recommend(
             requests=requests,
             only=only,
             replays=replays,
+            trace=trace_file(trace),
             forms=forms,
             without=without,
             progress=tell,

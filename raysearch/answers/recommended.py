@@ -23,6 +23,7 @@ from raysearch.deploy.recommend.forms_compared import (
 from raysearch.deploy.recommend.recommendation import Recommendation, begun, recommended
 from raysearch.deploy.recommend.recommendation_files import option_figures, recommendation_dict, write_recommendation
 from raysearch.deploy.recommend.usual_limits import usual_limits
+from raysearch.deploy.replay.trace_files import read_trace, with_lengths_of
 from sim.config.question import ANY_FORMAT, Question
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
@@ -64,6 +65,7 @@ class RecommendationResult(Result):
         requests: int,
         only: FormName | None,
         replays: int,
+        trace: Path | None = None,
         forms: FormsCompared = "all",
         without: Without | None = None,
         progress: Callable[[str], None],
@@ -74,7 +76,10 @@ class RecommendationResult(Result):
 
         Where forms, formats or a load at random take their time, `early` is given what is soon found before.
         """
-        traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "requests": requests}
+        recorded = None if trace is None else read_trace(trace, requests)
+        if recorded is not None:
+            question = with_lengths_of(question, recorded)
+        traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "requests": requests, "trace": recorded}
         load = requests_per_s, concurrency, price
 
         def asked(each: Question, *, usual: bool = True) -> Demand:
@@ -84,7 +89,8 @@ class RecommendationResult(Result):
                     f"--phase {workload.phase}: deployments are recommended in phase serve: leave it out, and give the "
                     f"load by --requests-per-s; raysearch optimum --phase {workload.phase} finds the highest goodput"
                 )
-            limits = usual_limits(each, workload) if usual and (requests_per_s, concurrency) == (None, None) else {}
+            loaded = (requests_per_s, concurrency, recorded) != (None, None, None)
+            limits = usual_limits(each, workload) if usual and not loaded else {}
             if limits:
                 each = replace(each, **limits)
                 workload = each.load()

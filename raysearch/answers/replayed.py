@@ -15,7 +15,7 @@ from raysearch.deploy.export.source import read_deployments
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet, DisaggregatedFleet
 from raysearch.deploy.replay.replay_report import METRICS, ReplayReport, ReplaySetup, replay_dict, replayed_traffic
 from raysearch.deploy.replay.sent_traffic import SentTraffic
-from raysearch.deploy.replay.trace_files import read_trace
+from raysearch.deploy.replay.trace_files import read_trace, trace_file
 from sim.config.question import Question
 from sim.json_object import JsonObject
 from sim.layouts import layout_of
@@ -53,8 +53,7 @@ class TrafficOptions:
             InputError: None or several of a rate, clients and a trace are given, or the trace cannot be read.
         """
         prompts, answers = workload.prompt_tokens, workload.output_tokens
-        if self.trace is not None and ("://" in str(self.trace) or not str(self.trace).strip()):
-            raise InputError(f"--set trace: expected the path of a local file, got {str(self.trace)!r}")
+        path = trace_file(self.trace)
         return SentTraffic(
             Lengths(prompts, self.spread),
             Lengths(answers, self.spread),
@@ -63,7 +62,7 @@ class TrafficOptions:
             self.cv,
             self.concurrency,
             self.cached,
-            None if self.trace is None else read_trace(Path(self.trace), self.requests),
+            None if path is None else read_trace(path, self.requests),
         )
 
 

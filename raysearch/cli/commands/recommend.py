@@ -18,6 +18,7 @@ from raysearch.deploy.recommend.demand import Demand, FormName, Without
 from raysearch.deploy.recommend.formats_compared import formats_table
 from raysearch.deploy.recommend.forms_compared import FormsCompared, forms_table, untried
 from raysearch.deploy.recommend.recommendation_files import option_figures
+from raysearch.deploy.replay.trace_files import trace_file
 from raysearch.processes.claim import check_folder
 from sim.config.question import ANY_FORMAT, Question
 from sim.json_object import JsonObject
@@ -47,6 +48,9 @@ def recommend(
         float, Setting("Percentile of the latencies that must be within the limits.", least=0.0, most=100.0)
     ] = 99.0,
     requests: Annotated[int, Setting("Requests in one simulated run.", least=10, most=10_000_000)] = 2000,
+    trace: Annotated[
+        str | None, Setting("A recorded trace: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
+    ] = None,
     only: Annotated[
         FormName | None,
         Setting(
@@ -89,13 +93,15 @@ def recommend(
       raysearch recommend --model qwen3_235b_a22b --gpus 32 --isl 8000 --osl 1000 --set compare_with=aisimulate
       raysearch recommend --model qwen3_32b --gpus 8 --isl 4000 --osl 500 --tpot-ms 30 --weights any
       raysearch recommend --model qwen3_32b --gpus 16 --isl 2000 --osl 300 --requests-per-s 5 --set price=2.5
+      raysearch recommend --model qwen3_32b --gpus 16 --tpot-ms 30 --ttft-ms 2000 --set trace=conversation_trace.jsonl
     """
     check_folder(out)
     if compare_with:
         from raysearch.simulators.aisimulate import check_here
 
         check_here()
-    if question.weights != ANY_FORMAT:
+    path = trace_file(trace)
+    if question.weights != ANY_FORMAT and path is None:
         loaded(question)
     from raysearch.answers.recommended import RecommendationResult
     from raysearch.base.rich_tables import print_blocks
@@ -120,6 +126,7 @@ def recommend(
         requests=requests,
         only=only,
         replays=replays,
+        trace=path,
         forms=forms,
         without=without,
         progress=_note if sys.stderr.isatty() else lambda _: None,

@@ -95,6 +95,11 @@ def stated_deployments(
     """
     if record.get("points") is not None:
         return pool_deployments(where, record, alternative, served_model)
+    longest = record.get("longest_request")
+    if longest is not None:
+        record = {**record, "longest_request": None}
+        of_usual = stated_deployments(where, record, question, alternative, served_model, origin)
+        return {name: replace(each, longest_request=longest) for name, each in of_usual.items()}
     if record.get("question") is not None:
         question = question or question_of(where, record)
         record = _alternative(where, record, alternative)

@@ -66,6 +66,7 @@ class Exportable(Record):
     best: StoredChoice | None = None
     alternatives: list[StoredChoice] = Field(default_factory=list)
     points: list[JsonObject] | None = None
+    longest_request: Count | None = None
     strategy: StoredStrategy | None = None
     replicas: StoredReplicas = 1
 

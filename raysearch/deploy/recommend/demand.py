@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 from raysearch.base.errors import InputError
 from raysearch.base.limits import check_rate
+from raysearch.deploy.replay.sent_traffic import SentTraffic
 from sim.config.fields import LARGEST_FIELD
 from sim.config.question import Question
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
+from sim.replay.requests import Lengths, Requests
 from sim.serving.confidence import slower
 from sim.serving.phases import phase_of
 from sim.workload import EVEN_ODDS, Workload, coarse_steps
@@ -33,13 +35,14 @@ class Demand:
         gpus: GPUs at hand.
         question: The workload's, for records; None where it was made otherwise.
         top: How many strategies to list.
-        requests_per_s: Load to carry with the fewest GPUs, or None to fill all.
+        requests_per_s: Load to carry with the fewest GPUs, or None to fill all; the trace's own where one is given.
         concurrency: Requests at once to carry with the fewest GPUs, or None.
         cv: How bursty the load comes: coefficient of variation of the gaps, 1 for a Poisson process.
         percentile: Of the latencies that the limits are about under a load.
         confidence: Probability with which the limits are to hold: the workload's, unless it is given. Where requests
             queue it is kept by replays with longer steps, and latencies of the steady state count as predicted.
         requests: Of a replay under a load.
+        trace: Recorded requests in place of random ones.
         price_per_gpu_hour: What a GPU costs, or None.
         largest_replica: Most GPUs of a replica.
         only: The one form of deployment to look at; None for all.
@@ -58,12 +61,17 @@ class Demand:
     percentile: float = 99.0
     confidence: float = 0.0
     requests: int = 2000
+    trace: Requests | None = None
     largest_replica: float = math.inf
     only: FormName | None = None
     replays: int = 40
     usual: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
+        if self.trace is not None and self.requests_per_s is None and self.concurrency is None:
+            if (rate := self.sent.rate_per_s) is None:
+                raise InputError("--set trace: its requests all come at once: no number of GPUs is enough for them")
+            object.__setattr__(self, "requests_per_s", rate)
         confidence = self.confidence or self.workload.confidence
         steady = EVEN_ODDS if self.under_traffic else confidence
         object.__setattr__(self, "confidence", confidence)
@@ -71,6 +79,10 @@ class Demand:
             object.__setattr__(self, "workload", replace(self.workload, confidence=steady))
         if self.requests_per_s is not None and self.concurrency is not None:
             raise InputError("give --requests-per-s or --concurrency, not both")
+        if self.trace is not None and self.concurrency is not None:
+            raise InputError("--set trace: its requests come at times of their own: leave --concurrency out")
+        if self.trace is not None and not phase_of(self.workload).mixes:
+            raise InputError(f"--phase {self.workload.phase}: a trace can only be replayed in phase serve")
         if self.concurrency is not None and not 1 <= self.concurrency <= LARGEST_FIELD:
             raise InputError(f"concurrency: expected a number from 1 to {LARGEST_FIELD:,}, got {self.concurrency}")
         check_rate(self.requests_per_s)
@@ -86,6 +98,12 @@ class Demand:
     def loaded(self) -> bool:
         """Whether it is asked how few GPUs carry a load."""
         return self.requests_per_s is not None or self.concurrency is not None
+
+    @property
+    def sent(self) -> SentTraffic:
+        """What comes at a rate, or as the trace has it."""
+        prompts, answers = (Lengths(each) for each in (self.workload.prompt_tokens, self.workload.output_tokens))
+        return SentTraffic(prompts, answers, self.requests, self.requests_per_s, self.cv, trace=self.trace)
 
     @property
     def under_traffic(self) -> bool:
@@ -129,7 +147,7 @@ class Demand:
     @property
     def unloaded(self) -> Demand:
         """The same demand without its load: how to fill the GPUs at hand."""
-        return replace(self, requests_per_s=None, concurrency=None)
+        return replace(self, requests_per_s=None, concurrency=None, trace=None)
 
     @property
     def over_few_batches(self) -> Demand:

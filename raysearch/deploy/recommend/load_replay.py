@@ -15,9 +15,7 @@ from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import needed_replicas
 from raysearch.deploy.replay.deployed_fleets import MOST_QUEUES, AggregatedFleet, DeployedFleet
 from raysearch.deploy.replay.replay_report import ReplayReport, ReplaySetup, holds, replayed_traffic
-from raysearch.deploy.replay.sent_traffic import SentTraffic
 from sim.evaluation import Evaluation
-from sim.replay.requests import Lengths
 
 _SEEDS = 2
 ENOUGH = 2
@@ -48,7 +46,8 @@ def load_replay(demand: Demand, evaluation: Evaluation, most_gpus: int) -> LoadR
         InputError: More replicas than requests would be replayed: each request would find one idle.
     """
     replica = AggregatedFleet.of(demand.workload, evaluation.strategy)
-    least, most = needed_replicas(demand, evaluation), most_gpus // evaluation.gpus
+    in_steady_state, most = needed_replicas(demand, evaluation), most_gpus // evaluation.gpus
+    least = in_steady_state if demand.trace is None else 1  # hits of the prefix cache may spare more
     strategy = evaluation.strategy
     enough = min(ENOUGH * demand.requests, MOST_QUEUES // (strategy.attention_dp * strategy.pp))
     if enough < least <= most:
@@ -69,7 +68,7 @@ def load_replay(demand: Demand, evaluation: Evaluation, most_gpus: int) -> LoadR
     if found is None:
         return None
     even = fewest(replica, range(counts[0], found + 1)) if demand.confidence > 0.5 else found
-    return LoadReplay(found, even or found, counts[0])
+    return LoadReplay(found, even or found, in_steady_state)
 
 
 def with_report(demand: Demand, evaluation: Evaluation, found: LoadReplay) -> LoadReplay:
@@ -80,12 +79,5 @@ def with_report(demand: Demand, evaluation: Evaluation, found: LoadReplay) -> Lo
 
 def load_setup(demand: Demand, fleet: DeployedFleet) -> ReplaySetup:
     """A demand's load on a fleet."""
-    workload = demand.workload
-    sent = SentTraffic(
-        Lengths(workload.prompt_tokens),
-        Lengths(workload.output_tokens),
-        demand.requests,
-        demand.requests_per_s,
-        demand.cv,
-    )
-    return ReplaySetup(workload, fleet, sent, demand.percentile, _SEEDS)
+    seeds = _SEEDS if demand.trace is None else 1
+    return ReplaySetup(demand.workload, fleet, demand.sent, demand.percentile, seeds)

@@ -3,7 +3,8 @@
 The steady state at its best is a bound, that of phase traffic: prompts of all attention groups meet, none stalls a
 pipeline, and queues never empty. So once some strategy holds, only those need be replayed whose steady state would
 carry the load on fewer GPUs, the cheapest first, each once on as many replicas as fit below what holds so far. More
-replicas are taken never to hold less.
+replicas are taken never to hold less. A trace has unlike lengths, and prompts that are cached in part: of these the
+steady state is no bound, and the best strategies of all degrees are replayed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.fleet import EVERY, fleet_worth, gpus_worth, largest_batch, needed_gpus
+from raysearch.deploy.recommend.fleet import EVERY, best_first, fleet_worth, gpus_worth, largest_batch, needed_gpus
 from raysearch.deploy.recommend.load_replay import LoadReplay, load_replay
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import find_bests
@@ -68,21 +69,15 @@ def fewer_gpus(
         most: GPUs on which some strategy holds.
         passed: Degrees that were replayed already.
     """
-
-    def score(tokens_per_s_per_gpu: float, gpus: int) -> float:
-        return fleet_worth(demand, tokens_per_s_per_gpu, gpus)
-
-    # Limits at the percentile are kept on average too, and with the confidence: steps of replays are as much longer.
-    space = space_of(replace(demand.asked, phase=TRAFFIC.name))
-    bests = find_bests(space, EVERY, score, reached=gpus_worth(demand, most - 1))
-    candidates = [each for each in bests if degrees_of(each) not in passed and needed_gpus(demand, each) < most]
+    candidates = [each for each in _unbeaten(demand, most) if degrees_of(each) not in passed]
     found: list[tuple[Evaluation, LoadReplay]] = []
     replayed = 0
-    for each in sorted(candidates, key=lambda one: needed_gpus(demand, one)):
-        if needed_gpus(demand, each) >= most:
-            break
+    for at, each in enumerate(candidates):
+        if _least_gpus(demand, each) >= most:
+            continue
         if replayed == demand.replays:
-            return found, LoadProof(len(candidates), replayed, needed_gpus(demand, each))
+            least = min(_least_gpus(demand, other) for other in candidates[at:])
+            return found, LoadProof(len(candidates), replayed, min(least, most))
         replayed += 1
         loose = evaluate(demand.workload, each.strategy)
         roomy = largest_batch(demand, loose) or loose
@@ -90,6 +85,27 @@ def fewer_gpus(
             most = load.replicas * roomy.gpus
             found.append((roomy, load))
     return found, LoadProof(len(candidates), replayed, most)
+
+
+def _unbeaten(demand: Demand, most: int) -> list[Evaluation]:
+    """Strategies that may carry the load on fewer than so many GPUs, those first that need fewest without queues."""
+    if demand.trace is not None:
+        every = best_first(demand.unloaded, EVERY)
+        return sorted((each for each in every if each.gpus < most), key=lambda one: needed_gpus(demand, one))
+
+    def score(tokens_per_s_per_gpu: float, gpus: int) -> float:
+        return fleet_worth(demand, tokens_per_s_per_gpu, gpus)
+
+    # Limits at the percentile are kept on average too, and with the confidence: steps of replays are as much longer.
+    space = space_of(replace(demand.asked, phase=TRAFFIC.name))
+    bests = find_bests(space, EVERY, score, reached=gpus_worth(demand, most - 1))
+    fewer = (each for each in bests if needed_gpus(demand, each) < most)
+    return sorted(fewer, key=lambda one: needed_gpus(demand, one))
+
+
+def _least_gpus(demand: Demand, each: Evaluation) -> int:
+    """GPUs without which a strategy carries the load in no replay."""
+    return needed_gpus(demand, each) if demand.trace is None else each.gpus
 
 
 def degrees_of(each: Evaluation) -> tuple[int, ...]:

@@ -21,6 +21,8 @@ from sim.pools.traffic import Traffic, workload_of
 
 _ROOM = (1.0, 1.15, 1.35, 1.75, 2.5)
 """Times the load that a pair is laid out for. [assumed]"""
+_HITS = (0.25, 0.5)
+"""The same of a trace, whose prompts may be cached in part. [assumed]"""
 _SOONER = (1.0, 0.5)
 """Shares of the time to the first token in which its mean is to lie. [assumed] the 99th percentile is some twice it"""
 
@@ -59,8 +61,9 @@ def pair_load(demand: Demand, traffic: Traffic, *, hidden: float = 0.0) -> PairL
 
     best: Matched | None = None
     least = demand.gpus
-    for pair in _candidates(demand, traffic, hidden):
-        least, most = min(least, pair.gpus), best.gpus if best else demand.gpus + 1
+    for room, pair in _candidates(demand, traffic, hidden):
+        least = min(least, pair.gpus) if room >= 1 else least
+        most = best.gpus if best else demand.gpus + 1
         found = pair if pair.gpus < most and holds_limits(pair) else None
         for each in sorted(_resized(pair, -1 if found else 1), key=lambda one: one.gpus):
             if each.gpus < (found.gpus if found else most) and holds_limits(each):
@@ -80,16 +83,16 @@ def _resized(pair: Matched, by: int) -> Iterator[Matched]:
             yield replace(pair, prefills=pair.prefills + prefills, decodes=pair.decodes + decodes)
 
 
-def _candidates(demand: Demand, traffic: Traffic, hidden: float) -> Iterator[Matched]:
-    """Pairs for ever more load."""
+def _candidates(demand: Demand, traffic: Traffic, hidden: float) -> Iterator[tuple[float, Matched]]:
+    """(times the load for which a pair is laid out, the pair), for ever more."""
     workload, load = demand.asked, demand.requests_per_s or 0.0
     for share in _SOONER:
-        for room in _ROOM:
+        for room in _ROOM if demand.trace is None else (*_HITS, *_ROOM):
             limits = Limits(demand.gpus, workload.tpot_limit_s, share * workload.ttft_limit_s, room * load)
             found = best_pair(workload, traffic, limits, hidden=hidden)
             if found is None or found.prefills + found.decodes > ENOUGH * demand.requests:
                 break
-            yield found
+            yield room, found
 
 
 def pair_fleet(demand: Demand, traffic: Traffic, pair: Matched, hidden: float = 0.0) -> DisaggregatedFleet:

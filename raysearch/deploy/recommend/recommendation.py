@@ -145,7 +145,8 @@ def recommended(
         return alone
     demand, known = _with_best_chunk(demand, searched, near, pair)
     even = next(iter(best_first(demand.at_even_odds, 1, known)), None) if demand.guarded else None
-    bests = best_first(demand, 1 if demand.concurrency is None else EVERY, known)
+    ranked = demand if demand.trace is None else demand.unloaded
+    bests = best_first(ranked, 1 if demand.concurrency is None else EVERY, known)
     if not bests or demand.only == "disaggregated":
         if not pair:
             progress("the nearest miss")
@@ -161,7 +162,7 @@ def recommended(
         found(Recommendation(demand, tuple(options), even, {}, (), (), None, pair))
     progress("what else to run")
     few = pair is not None and not demand.under_traffic and ahead_by(pair, options[0].fleet) > FAR - 1
-    options += map(option, alternatives(demand, bests, known, few_batches=few))
+    options += map(option, alternatives(ranked, bests, known, few_batches=few))
     if demand.under_traffic:
         progress("the load, replayed")
         options, proof = _under_load(demand, options, known)
@@ -274,9 +275,11 @@ def _replayed_option(demand: Demand, evaluation: Evaluation, load: LoadReplay | 
     """An option with the replicas on which the limits hold, if on any."""
     gpus, limit = evaluation.gpus, binding_limit(demand, evaluation)
     if load is None:
-        words = "needs more GPUs under random arrivals, or never meets the limits"
+        words = f"needs more GPUs {demand.sent.arrivals_text}, or never meets the limits"
         return Option(evaluation, fleet_of(demand, evaluation), limit, words)
-    words = f"{load.replicas * gpus} GPUs under random arrivals, {load.in_steady_state * gpus} in the steady state"
+    words = (
+        f"{load.replicas * gpus} GPUs {demand.sent.arrivals_text}, {load.in_steady_state * gpus} in the steady state"
+    )
     return Option(evaluation, fleet_of(demand, evaluation, load.replicas), limit, words, load)
 
 

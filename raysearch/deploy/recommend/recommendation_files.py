@@ -21,6 +21,7 @@ from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
 from sim.layouts import layout_of
 from sim.nearness import near_limits
+from sim.replay.requests import Requests
 from sim.serving.phases import phase_of
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -40,6 +41,7 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
         "question": demand.question.record() if demand.question else {},
         **priced_dict(demand.asked),
         "usual_limits": dict(demand.usual),
+        **({} if demand.trace is None else {"longest_request": _longest(demand.trace)}),
         "model": workload.model.name,
         "config_hash": workload.config_hash,
         "feasible": bool(answer.ranked),
@@ -156,6 +158,11 @@ def _option_dict(answer: Recommendation, option: Option) -> JsonObject:
         "reason": option.reason,
         **({"load": _load_dict(option)} if answer.demand.under_traffic else {}),
     }
+
+
+def _longest(trace: Requests) -> int:
+    """Tokens of its longest request, prompt and answer."""
+    return int((trace.prompt_tokens + trace.output_tokens).max())
 
 
 def _load_dict(option: Option) -> JsonObject | None:

@@ -79,10 +79,10 @@ def _pair_lines(pair: Disaggregated) -> Iterator[str]:
 
 
 def _pair_load_lines(load: PairLoad) -> Iterator[str]:
-    """Whether two pools carry a load that comes at random."""
-    report = load.report
+    """Whether two pools carry a load."""
+    report, arrivals = load.report, load.report.setup.sent.arrivals_text
     yield (
-        f"{load.matched.requests_per_s:,.2f} requests/s under random arrivals need {load.matched.gpus} GPUs to meet "
+        f"{load.matched.requests_per_s:,.2f} requests/s {arrivals} need {load.matched.gpus} GPUs to meet "
         f"the limits at the {report.setup.percentile:g}th percentile; {load.in_steady_state} in the steady state"
     )
     yield replayed_line(report)
@@ -194,15 +194,16 @@ def _price_of_confidence(answer: Recommendation) -> str:
 
 
 def _load_lines(demand: Demand, best: Option) -> Iterator[str]:
-    """Whether the load is carried under random arrivals."""
+    """Whether the load is carried as it comes."""
+    arrivals = demand.sent.arrivals_text
     held = f"the limits at the {demand.percentile:g}th percentile with probability {demand.confidence:g}"
     if best.load is None:
-        yield f"Warning: no number of replicas on {gpus_text(demand.gpus)} meets {held} under random arrivals"
+        yield f"Warning: no number of replicas on {gpus_text(demand.gpus)} meets {held} {arrivals}"
         return
     load, report = best.load, best.load.report
     even = f", {load.at_even_odds} at even odds" if load.at_even_odds < load.replicas else ""
     yield (
-        f"{demand.requests_per_s:,.2f} requests/s under random arrivals need {load.replicas} replicas to meet {held}; "
+        f"{demand.requests_per_s:,.2f} requests/s {arrivals} need {load.replicas} replicas to meet {held}; "
         f"{load.in_steady_state} in the steady state{even}"
     )
     if report is not None:
@@ -214,9 +215,10 @@ def _proof_lines(answer: Recommendation) -> Iterator[str]:
     proof, load = answer.proof, answer.options[0].load
     if proof is None or load is None:
         return
-    others = "all candidates by the steady state are listed"
+    by = "by the steady state" if answer.demand.trace is None else "of other degrees"
+    others = f"all candidates {by} are listed"
     if proof.open:
-        others = f"{proof.replayed} of {proof.open} other candidates by the steady state were replayed"
+        others = f"{proof.replayed} of {proof.open} other candidates {by} were replayed"
     if proof.least_gpus == answer.options[0].fleet.gpus:
         yield f"No strategy needs fewer GPUs: {others}"
     else:

@@ -51,6 +51,11 @@ class SentTraffic:
         return (len(self.trace) - 1) / span_s if span_s else None
 
     @property
+    def arrivals_text(self) -> str:
+        """How requests come."""
+        return "under random arrivals" if self.trace is None else "as in the trace"
+
+    @property
     def mean_tokens(self) -> tuple[float, float]:
         """Of a prompt and of an answer."""
         if self.trace is None:

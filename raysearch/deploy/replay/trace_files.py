@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 
 from raysearch.base.errors import InputError
 from sim.arrays import Floats
+from sim.config.question import Question
 from sim.config.reading import Unreadable, lines, parse_object
 from sim.replay.requests import Blocks, Requests
 
@@ -74,6 +76,17 @@ _FORMATS = (
 )
 
 
+def trace_file(named: str | Path | None) -> Path | None:
+    """The path of a trace, None for none.
+
+    Raises:
+        InputError: It is no path.
+    """
+    if named is not None and ("://" in str(named) or not str(named).strip()):
+        raise InputError(f"--set trace: expected the path of a local file, got {str(named)!r}")
+    return None if named is None else Path(named)
+
+
 def read_trace(path: Path, most: int) -> Requests:
     """The first requests of a trace, from time 0 on.
 
@@ -104,6 +117,16 @@ def read_trace(path: Path, most: int) -> Requests:
         np.array([each.output_tokens for each in found]),
         hashed if len(hashed) == len(found) else None,
         size,
+    )
+
+
+def with_lengths_of(question: Question, recorded: Requests) -> Question:
+    """The question about requests as long as a trace's are on average, where it says no length."""
+    if question.workload is not None:
+        return question
+    isl, osl = (max(1, round(float(each.mean()))) for each in (recorded.prompt_tokens, recorded.output_tokens))
+    return replace(
+        question, isl=isl if question.isl is None else question.isl, osl=osl if question.osl is None else question.osl
     )
 
 

@@ -68,14 +68,19 @@ OUTSIDE = 0.05
 """Share of rows left out on either side of an interval."""
 
 
-def interval(predicted: Floats, measured: Floats) -> list[float]:
+def interval(predicted: Floats, measured: Floats, outside: float = OUTSIDE) -> list[float]:
     """Factors on a prediction between which a further measured time lies in 90 % of cases.
 
     Source: split conformal prediction (Vovk et al., 2005): with n rows the (0.05 (n + 1))th smallest ratio, and as
     many from the top, so that few rows make a wide interval.
+
+    Args:
+        predicted: [n] seconds.
+        measured: [n] the same.
+        outside: Share of the cases on either side, if not a twentieth.
     """
     ratio = np.sort(measured / predicted)
-    beyond = max(int(OUTSIDE * (len(ratio) + 1)), 1)
+    beyond = max(int(outside * (len(ratio) + 1)), 1)
     return [float(f"{value:.4g}") for value in (ratio[beyond - 1], ratio[-beyond])]
 
 

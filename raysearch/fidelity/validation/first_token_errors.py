@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.first_token_fit import (
@@ -18,7 +19,7 @@ from raysearch.fidelity.calibration.first_token_fit import (
     MeasuredFirstTokens,
     PooledFirstTokens,
 )
-from raysearch.fidelity.calibration.fit import interval
+from raysearch.fidelity.calibration.fit import OUTSIDE, interval
 from raysearch.fidelity.calibration.pooled_fit import Bools, Cell, cell_of_run
 from raysearch.fidelity.validation.replayed_runs import (
     WAVES,
@@ -38,6 +39,10 @@ from sim.json_object import JsonObject
 COLD_S = 50.0
 """A 99th percentile beyond it, or a tenth of it in the mean, that no replay has: kernels are compiled while the first
 requests wait. [fitted: SGLang before 0.5.7 on B200, 71 to 79 s from 16 clients on]"""
+_OUTSIDES = (OUTSIDE, 0.04, 0.03, 0.02, 0.01)
+"""Shares of runs on either side of an interval, of which the first is taken that holds enough of those held out."""
+_FOLDS = 10
+"""Parts that configurations are dealt into, of which one at a time is held out."""
 _STEADY = 1.5
 """Replayed medians over the steady state's time to the first token up to which no queue counts. [assumed]"""
 
@@ -100,6 +105,7 @@ def beside_replays(kept: Sequence[tuple[str, Mapping[str, Any], Run, TailsOfRun]
                 "model": one.model.name,
                 "workload": f"{one.model.name} {one.backend} {one.prompt_tokens} {one.output_tokens}",
                 "form": "one pool" if run is one else "two pools",
+                "configuration": f"{name} {configuration(run, spread_of(row))}",
                 "drafts": one.speculation is not None,
                 "clients": one.strategy.batch if run is one else getattr(run, "open_requests", 0),
                 "repeats": counted[name, configuration(run, spread_of(row))],
@@ -142,8 +148,9 @@ def held_out_s(runs: FirstTokenRuns, by: str = "model", replayed_s: Floats | Non
 
     Args:
         runs: Measured and replayed.
-        by: What is held out whole: "model", or "workload" (model, engine and lengths, on all machines). Of a form with
-            which one model ran alone, machines are held out in place of models.
+        by: What is held out whole: "model", "workload" (model, engine and lengths, on all machines), or
+            "configuration" (all repeats of one, with a tenth of the others), as in fresh runs of campaigns that are
+            known. Of a form with which one model ran alone, machines are held out in place of models.
         replayed_s: [runs, figures] what is predicted from in place of the replays.
     """
     asked = runs.measured if replayed_s is None else replace(runs.measured, replayed_s=replayed_s)
@@ -151,6 +158,10 @@ def held_out_s(runs: FirstTokenRuns, by: str = "model", replayed_s: Floats | Non
     for form in _forms(runs):
         alone = by == "model" and runs.table.loc[form, by].nunique() == 1
         groups = runs.table["system" if alone else by].to_numpy(str)
+        if by == "configuration":
+            known = np.unique(groups)
+            dealt = np.random.default_rng(0).permutation(len(known)) % _FOLDS
+            groups = dealt[np.searchsorted(known, groups)]
         for group in np.unique(groups[form]):
             out = form & (groups == group)
             found[out] = PooledFirstTokens(runs.measured[form & runs.warm & ~out]).predicted_s(asked[out])
@@ -211,6 +222,9 @@ def _rounded(fit: PooledFirstTokens, cell: Cell) -> JsonObject:
 def _conformal(ratio: Floats, runs: FirstTokenRuns, rows: Bools) -> JsonObject:
     """Factors around a prediction, and the share inside by the runs of other models, or of other machines.
 
+    Runs of one model, or of one machine, err alike, and there are few of them: quantiles of all runs are too near.
+    So those are taken by which 89 % of the runs or more are inside whose model or machine they have not seen.
+
     Args:
         ratio: [kept] measured over predicted.
         runs: All.
@@ -219,15 +233,24 @@ def _conformal(ratio: Floats, runs: FirstTokenRuns, rows: Bools) -> JsonObject:
     cells = [cell for cell, kept in zip(runs.measured.cells, rows, strict=True) if kept]
     by = "model" if len({cell.model for cell in cells}) > 1 else "system"
     groups, ones = np.array([getattr(cell, by) for cell in cells]), np.ones(len(ratio))
-    inside = np.zeros(len(ratio), dtype=bool)
+    inside = 0.0
+    for outside in _OUTSIDES:
+        inside = float(_inside(ratio, groups, outside).mean())
+        if round(inside, 2) >= 1 - 2 * OUTSIDE - 0.01:
+            break
+    low, high = interval(ones, ratio, outside)
+    return {"low": low, "high": high, "held_out": {"runs": len(ratio), "by": by, "inside": round(inside, 3)}}
+
+
+def _inside(ratio: Floats, groups: NDArray[np.str_], outside: float) -> Bools:
+    """[runs] whether a ratio lies between the quantiles of the other groups' runs."""
+    ones, inside = np.ones(len(ratio)), np.zeros(len(ratio), dtype=bool)
     for group in np.unique(groups):
         out = groups == group
         if not out.all():
-            low, high = interval(ones[~out], ratio[~out])
+            low, high = interval(ones[~out], ratio[~out], outside)
             inside[out] = (low <= ratio[out]) & (ratio[out] <= high)
-    low, high = interval(ones, ratio)
-    held = {"runs": len(ratio), "by": by, "inside": round(float(inside.mean()), 3)}
-    return {"low": low, "high": high, "held_out": held}
+    return inside
 
 
 def errors_by(runs: FirstTokenRuns, predicted_s: Floats, by: Sequence[str], rows: Bools | None = None) -> pd.DataFrame:

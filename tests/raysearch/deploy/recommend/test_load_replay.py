@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,3 +118,41 @@ def test_where_replays_end_first_the_answer_says_what_they_leave_open() -> None:
     assert cut.proof.replayed == 0
     assert cut.proof.least_gpus <= cut.options[0].fleet.gpus
     assert (cut.proof.open == 0) == (cut.proof.least_gpus == cut.options[0].fleet.gpus)
+
+
+def _recorded(path: Path, shared_blocks: int) -> Path:
+    """A trace of 300 prompts of 1,024 tokens, 20 a second, of which all begin with the same blocks."""
+    common = list(range(shared_blocks))
+    rows = (
+        {
+            "timestamp": 50 * at,
+            "input_length": 1024,
+            "output_length": 200,
+            "hash_ids": [*common, *(1000 + 2 * at + block for block in range(2 - shared_blocks))],
+        }
+        for at in range(FEW)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_trace_is_the_load_and_what_its_prompts_share_spares_gpus(tmp_path: Path) -> None:
+    asked = replace(ASKED, isl=None, osl=None, gpus=2)
+    alike, unlike = (_recorded(tmp_path / f"{shared}.jsonl", shared) for shared in (1, 0))
+    found = rs.recommend(asked, trace=alike, **ONE_KIND)
+    best, demand = found.answer.options[0], found.answer.demand
+    assert (demand.workload.prompt_tokens, demand.workload.output_tokens) == (1024, 200)
+    assert demand.requests_per_s == pytest.approx(20.0)
+    assert best.load is not None
+    assert best.load.report is not None
+    assert best.load.report.runs[0].hit_share == pytest.approx(0.5, abs=0.01)
+    assert "as in the trace" in str(found)
+    found.write(tmp_path / "answer")
+    again, cold = (
+        rs.replay(path=tmp_path / "answer", trace=each, seeds=1, requests=FEW).report for each in (alike, unlike)
+    )
+    assert again.runs == best.load.report.runs
+    assert (cold.breaks_at_per_s or 0) < (again.breaks_at_per_s or 0)
+    assert "--max-model-len 1224" in " ".join(rs.export(tmp_path / "answer", "vllm").command.split())
+    with pytest.raises(InputError, match="leave --concurrency out"):
+        rs.recommend(asked, trace=alike, concurrency=8, **ONE_KIND)
