@@ -4,9 +4,10 @@
     python benchmarks/many_strategies.py --cases serve --sizes 16 4096
 
 Strategies are drawn from the workload's space, each with as much weight: of one mesh and batch alone, or of random
-degrees. In calls of each size, a second of the CPU: "new" is the first thousand of a workload that nothing was asked of
-before, in a process that has priced other degrees (curves are read once); "known" is what comes when its tables are
-full, as late in a search. Between the two a search moves. The figures are the same, to the last bit.
+degrees. In calls of each size, a second of the CPU: "new" is the first thousand, or the first call, of a workload that
+nothing was asked of before, in a process that has priced other degrees (curves are read once); "known" is what comes
+when its tables are full, as late in a search. Between the two a search moves. The figures are the same, to the last
+bit.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +41,7 @@ CASES: dict[str, Callable[[], Workload]] = {
     "serve, two groups of layers": lambda: replace(_SERVED, model="deepseek_v3", phase="serve", space="joint").load(),
     "prefill": lambda: replace(_SERVED, phase="prefill", space="joint", tpot_ms=None).load(),
 }
-_NEW = 1000
+_NEW, _ALONE = 1000, 400
 
 
 def drawn(workload: Workload, count: int, seed: int) -> np.ndarray:
@@ -49,49 +51,47 @@ def drawn(workload: Workload, count: int, seed: int) -> np.ndarray:
 
 
 def rate(workload: Workload, actions: np.ndarray, size: int) -> float:
-    """Strategies a second of the CPU, in calls of a size."""
+    """Strategies a second of the CPU, in calls of a size; one by one by `evaluate`."""
     space = StrategySpace(workload)
-    calls = [space.strategies(each) for each in np.split(actions, range(size, len(actions), size))]
+    if size == 1:
+        calls: list[Any] = [space.decode(each) for each in actions]
+    else:
+        calls = [space.strategies(each) for each in np.split(actions, range(size, len(actions), size))]
+    simulate: Callable[[Workload, Any], object] = evaluate if size == 1 else evaluate_many
     started = time.process_time()
     for each in calls:
-        evaluate_many(workload, each)
+        simulate(workload, each)
     return len(actions) / (time.process_time() - started)
 
 
-def measure(task: tuple[str, int, int]) -> tuple[float, float, float, float]:
-    """One by one, new, known, and known of one mesh, in calls of a size; in a process of its own."""
+def measure(task: tuple[str, int, int]) -> tuple[float, float, float]:
+    """New, known, and known of one mesh, in calls of a size; in a process of its own."""
     name, size, count = task
     workload = CASES[name]()
     space = StrategySpace(workload)
     dims = space.decode(drawn(workload, 1, 0)[0]).dims
     for _ in range(8):
         evaluate(workload, Strategy(3, 3, 3, 9, dims))
-    actions = drawn(workload, count, 1)
-    new = rate(workload, actions[:_NEW], size)
+    actions = drawn(workload, count if size > 1 else _ALONE, 1)
+    new = rate(workload, actions[: max(_NEW, size)], size)
     for _ in range(2):  # the first fills the tables
         known = rate(workload, actions, size)
     one_mesh = actions.copy()
     degrees = [at for at, each in enumerate(space.names) if each in ("tp", "ep", "pp", "batch", "cp", "dp")]
     one_mesh[:, degrees] = one_mesh[0, degrees]
     rate(workload, one_mesh, size)
-    alone = [space.decode(each) for each in actions[:200]]
-    for _ in range(2):
-        started = time.process_time()
-        for each in alone:
-            evaluate(workload, each)
-        one_by_one = len(alone) / (time.process_time() - started)
-    return one_by_one, new, max(known, rate(workload, actions, size)), rate(workload, one_mesh, size)
+    return new, max(known, rate(workload, actions, size)), rate(workload, one_mesh, size)
 
 
 def main() -> None:
     """Reads the command line, measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="default: all")
-    parser.add_argument("--sizes", nargs="+", type=int, default=[64, 1024, 4096, 16384])
+    parser.add_argument("--sizes", nargs="+", type=int, default=[1, 64, 1024, 4096, 16384], help="1: one by one")
     parser.add_argument("--strategies", type=int, default=16384, help="drawn (default: 16384)")
     asked = parser.parse_args()
-    print("| case | call | one by one | new, random degrees | known, random degrees | known, one mesh |")
-    print("|---|---|---|---|---|---|")
+    print("| case | call | new, random degrees | known, random degrees | known, one mesh |")
+    print("|---|---|---|---|---|")
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for name in asked.cases:
             for size in asked.sizes:
