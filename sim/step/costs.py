@@ -257,7 +257,7 @@ def _move_s(rank: Rank, move: Move) -> float:
     if move.route is not None:
         return seconds(_routed(rank, move))
     tensor_bytes = move.tensor_bytes(rank)
-    if move.late and rank.copies > 1:
+    if costs_the_difference(rank, move):
         return seconds(_widened(rank, move, tensor_bytes))
     return rank.tp_s(move.kind, tensor_bytes, rank.width(move.tensor)[1])
 
@@ -269,9 +269,14 @@ def moved(rank: Rank, move: Move | None) -> tuple[Collective, ...]:
     if move.route is not None:
         return _routed(rank, move)
     tensor_bytes = move.tensor_bytes(rank)
-    if move.late and rank.copies > 1:
+    if costs_the_difference(rank, move):
         return _widened(rank, move, tensor_bytes)
     return rank.tp_collective(move.kind, move.tensor.name, tensor_bytes, rank.width(move.tensor)[1])
+
+
+def costs_the_difference(rank: Rank, move: Move) -> bool:
+    """Whether a sum over tp joins the all-reduce over the groups, and costs what that one takes longer."""
+    return move.late and rank.copies > 1
 
 
 def _widened(rank: Rank, move: Move, tensor_bytes: float) -> tuple[Collective, ...]:

@@ -25,7 +25,7 @@ from sim.layers.ops import FusedOp, Tensor, crossing_tensors
 from sim.ops.rank import OpCost, Rank
 from sim.prices.collectives import Collective
 from sim.sharding.placement import PARTIAL
-from sim.step.costs import OpParts, move_s, moved, moves, op_cost, op_parts, rank_of
+from sim.step.costs import OpParts, costs_the_difference, move_s, moved, moves, op_cost, op_parts, rank_of
 from sim.step.two_batch_overlap import LEFT_TO_EXPERTS
 
 CONTENTION = 1 / LEFT_TO_EXPERTS
@@ -141,6 +141,8 @@ def _moved(rank: Rank, tensor: Tensor, choices: tuple[int, ...]) -> Pipeline:
 
     if product is None or (move is None and not exchanges):
         return Pipeline(stages(rank).sent_s, 1)
+    if rank.load.or_more and move is not None and costs_the_difference(rank, move):
+        return Pipeline(0.0, 1)  # of more tokens it may be less
     return _best(rank, stages)
 
 

@@ -179,7 +179,7 @@ def steps_s(
 
 def test_no_larger_step_takes_less_than_one_of_so_many_sequences_or_more() -> None:
     wrong: list[str] = []
-    for seed in range(CASES // 4):
+    for seed in (*range(CASES // 4), 253):  # the last: widening an all-reduce falls with tokens
         rng = random.Random(f"steps/{seed}")
         space = drawn(rng)
         if space is None:
