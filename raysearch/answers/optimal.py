@@ -193,9 +193,14 @@ class OptimumResult(Result):
         return fields | {"distinct_size": space_of(self.workload).distinct_size}
 
     def to_rows(self) -> list[JsonObject]:
-        """Tokens/s/GPU at or below which shares of the feasible strategies lie; none where they are not added up."""
-        quantiles = self.around.quantiles if self.around else {}
-        return [{"share": float(share), "tokens_per_s_per_gpu": value} for share, value in quantiles.items()]
+        """Tokens/s/GPU at or below which shares of the feasible strategies lie.
+
+        Where the strategies are not counted, as in an engine's space: the fused ops of the best, as of an evaluation.
+        """
+        if self.around is None:
+            return EvaluationResult(self.question, self.workload, self.best).to_rows() if self.best else []
+        quantiles = self.around.quantiles.items()
+        return [{"share": float(share), "tokens_per_s_per_gpu": value} for share, value in quantiles]
 
     def blocks(self) -> Iterator[RenderableType]:
         """What `raysearch optimum` prints: the best at once, then what it was found among."""

@@ -195,11 +195,13 @@ def test_an_optimum_is_the_command_s(tmp_path: Path) -> None:
     assert found.tokens_per_s_per_gpu == found.best.tokens_per_s_per_gpu
     assert "strategies of the space 'vllm'" in str(found)
     assert found.figure().axes
+    assert [row["name"] for row in found.to_rows()] == [op.name for op in found.best.ops]
     assert found.write_certificate(tmp_path / "proof.json") > 0
     assert told("verify", tmp_path / "proof.json")["strategy"] == plain(found)["strategy"]
     nothing = rs.optimum(rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=0.01))
     assert (nothing.feasible, nothing.strategy, nothing.tokens_per_s_per_gpu) == (False, None, 0.0)
     assert "No strategy of" in str(nothing)
+    assert nothing.to_rows() == []
 
 
 def test_a_landscape_is_counted_where_ops_are_chosen_one_by_one(landscape: OptimumResult, tiny_workload: Path) -> None:
