@@ -68,7 +68,7 @@ class Demand:
     usual: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
-        if self.trace is not None and self.requests_per_s is None and self.concurrency is None:
+        if self.trace is not None and self.concurrency is None:
             if (rate := self.sent.rate_per_s) is None:
                 raise InputError("--set trace: its requests all come at once: no number of GPUs is enough for them")
             object.__setattr__(self, "requests_per_s", rate)
