@@ -11,6 +11,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, final, overload
@@ -521,13 +522,12 @@ class _Terms:
         self._begun += keys
         rows = self._of_pipeline[start : start + len(keys)]
         rows[:, :2] = [(self._meshes[key[:5]], self._depth(key[5])) for key in keys]
-        try:
-            if len(keys) < _LEAST_MESHES or max(map(max, keys)) > MOST_IN_LANES:
-                raise OverflowError
+        figures: Any = None
+        if len(keys) >= _LEAST_MESHES and max(map(max, keys)) <= MOST_IN_LANES:
             columns = [np.array(column).view(Lanes) for column in zip(*keys, strict=True)]
-            rows[:, 2:] = figures_in_lanes(self._of_degrees, *columns)
-        except NO_LANES:
-            rows[:, 2:] = [self._of_degrees(*key) for key in keys]
+            with suppress(*NO_LANES):
+                figures = figures_in_lanes(self._of_degrees, *columns)
+        rows[:, 2:] = [self._of_degrees(*key) for key in keys] if figures is None else figures
 
     def _of_degrees(self, tp: int, cp: int, dp: int, ep: int, batch: int, pp: int) -> list[float]:
         """Whether dims matter, how often an engine and each plan of it refuse such degrees, and their excesses."""

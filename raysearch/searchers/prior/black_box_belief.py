@@ -133,7 +133,7 @@ class BlackBoxBelief:
     # --- what is expected ----------------------------------------------------------------------
 
     def predict(self, actions: Action) -> tuple[Features, StepPrediction]:
-        """Features of actions `[n, A]`, the shares of a step's time as the network expects them, and all it expects."""
+        """Features of actions `[n, A]`, the shares of a step's time as they are expected, and all that is expected."""
         strategies = self._space.strategies(actions)
         features, predicted = self._source.predict(strategies, self._features.of(strategies))
         if not self._phase.prefills:  # a step is what a token takes
@@ -267,7 +267,7 @@ class BlackBoxBelief:
         self._foreseen.append((float(features.log_tokens[0]), *(float(each[0]) for each in predicted)))
 
     def residuals(self) -> Reals:
-        """Log of answered over expected time of a step `[calls]` by the network alone, 0 where nothing was answered."""
+        """Log of answered over expected time of a step `[calls]`, uncorrected; 0 where nothing was answered."""
         predicted, simulated = self._expected(), np.array([answer.simulated for answer in self.answers])
         answered = np.log(np.where(simulated > 0, simulated, 1.0))
         return np.where(simulated > 0, predicted.log_tokens - predicted.log_step_s - answered, 0.0)

@@ -47,6 +47,11 @@ def agree(gpus, each, price):
     np.testing.assert_array_equal(gpus.figures(lambda stacks, _: price(stacks)), [price(stacks) for stacks in each])
 
 
+def prices(addend, group, choices, figures=None):
+    """The first figures of an addend in a group of layers, of every load."""
+    return lambda stacks: [number for stack in stacks for number in addend.price(stack[group], choices)[:figures]]
+
+
 @pytest.mark.parametrize("two", [False, True], ids=["one mesh", "two meshes"])
 @pytest.mark.parametrize(
     "workload", ["gpt_moe_1_2t_16k", "llama_3_1_405b_8k", SERVED, LATENT, PROMPTS, WINDOWS], ids=str
@@ -60,29 +65,13 @@ def test_addends_of_many_meshes_are_those_of_each(workload, two):
             layer = group.layer
             for choice in (0, 1, 2):
                 for addend in layer.costs:
-                    agree(
-                        gpus,
-                        each,
-                        lambda stacks: [
-                            number
-                            for stack in stacks
-                            for number in addend.price(stack[index], (choice,))[:5]  # noqa: B023
-                        ],
-                    )
+                    agree(gpus, each, prices(addend, index, (choice,), 5))
             for addend in layer.moves:
                 if two and not each[0][0][index].within_a_group(layer.layer.tensor(addend.name)):
                     continue  # a route of its own for each mesh
                 for _ in range(3):
                     choices = tuple(rng.integers(3, size=len(addend.ops)).tolist())
-                    agree(
-                        gpus,
-                        each,
-                        lambda stacks: [
-                            number
-                            for stack in stacks
-                            for number in addend.price(stack[index], choices)  # noqa: B023
-                        ],
-                    )
+                    agree(gpus, each, prices(addend, index, choices))
         if not two:
             agree(
                 gpus,
