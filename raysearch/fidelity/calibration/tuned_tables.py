@@ -96,8 +96,7 @@ def _gemms(path: Path, raw: pd.DataFrame) -> pd.DataFrame:
     integers = np.array(["int" in str(each) for each in weights], dtype=bool)
     frame = pd.DataFrame(
         {
-            "framework": AITER,
-            "kernel_source": raw["libtype"] if "libtype" in raw.columns else "",
+            "framework": AITER,  # which of its kernels a shape has got is the tuner's choice, and no series of its own
             "dtype": formats,
             **{name.lower(): _numbers(raw, name) for name in "MNK"},
             "latency_us": _numbers(raw, "us"),

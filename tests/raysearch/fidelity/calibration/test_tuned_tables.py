@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from raysearch.base.errors import InputError
 from raysearch.cli.app import app
 from raysearch.fidelity.calibration.measured_tables import read_table
+from raysearch.fidelity.calibration.predict import series_of
 from raysearch.fidelity.calibration.tuned_tables import is_tuned, write_tuned_tables
 from tests.raysearch.forging import WRONG
 from tests.raysearch.fuzzing import broken, inputs, tried
@@ -28,6 +29,7 @@ def published(folder: Path) -> Path:
     folder.mkdir(parents=True)
     shapes = list(itertools.product((1, 64, 1024, 8192), (1024, 4096, 8192), (1024, 4096, 8192)))
     blocks = [GEMM | {"M": m, "N": n, "K": k, "us": 4 + 2 * m * n * k / 1e9} for m, n, k in shapes]
+    blocks[0] |= {"libtype": "triton"}
     other = [blocks[0] | {"us": 1.0, "gfx": "gfx1250"}, blocks[0] | {"us": 1.0, "cu_num": 80}, blocks[1] | {"us": -1}]
     other += [blocks[0] | {"M": 1e30}]
     slower = [blocks[5] | {"us": 1e6}]
@@ -51,6 +53,7 @@ def test_the_fastest_kernel_of_each_shape_of_a_chip_is_read_in_the_format_of_its
     assert gemm is not None
     assert moe is not None
     assert gemm.groupby("dtype").size().to_dict() == {"fp8": 1, "fp8_block": 36}
+    assert set(series_of("gemm", gemm)) == {"gemm/aiter/fp8", "gemm/aiter/fp8_block"}, "whichever kernel was tuned"
     times = gemm["latency_us"].tolist()
     assert 4 < min(times) < max(times) < 1e4
     assert moe.to_dict("records")[0]["dtype"] == "fp8_block"
