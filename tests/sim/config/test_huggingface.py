@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 from pathlib import Path
@@ -736,18 +737,19 @@ def test_a_configuration_that_cannot_be_used_is_one_message(text: str, expected:
 # --- a hundred of them ----------------------------------------------------------------------------------
 
 
-def _collection() -> list[Path]:
-    """Package data of AIConfigurator or its successor, found without importing either."""
+def _collection() -> tuple[str, list[Path]]:
+    """Package data of AIConfigurator or its successor, found without importing either, and of which version."""
     for package in ("aisimulate_core", "aiconfigurator_core"):
         found = importlib.util.find_spec(package)
         if found and found.origin:
             folder = Path(found.origin).parent / "model_configs"
-            return sorted(path for path in folder.glob("*_config.json") if "hf_quant" not in path.name)
-    return []
+            paths = sorted(path for path in folder.glob("*_config.json") if "hf_quant" not in path.name)
+            return f"{package} {importlib.metadata.version(package)}", paths
+    return "", []
 
 
 def test_every_configuration_of_a_public_collection_is_imported_or_refused_with_its_reason() -> None:
-    paths = _collection()
+    version, paths = _collection()
     if not paths:
         pytest.skip("aiconfigurator-core, whose package data they are, is not installed")
     imported = refused = 0
@@ -762,3 +764,5 @@ def test_every_configuration_of_a_public_collection_is_imported_or_refused_with_
             imported += 1
     assert imported + refused == len(paths)
     assert imported >= 3 * refused
+    if version == "aiconfigurator_core 0.12.0":
+        assert (imported, refused) == (89, 0), "as docs/guides/add_a_model.md says"

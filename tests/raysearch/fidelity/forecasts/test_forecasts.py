@@ -16,10 +16,17 @@ from raysearch.base.errors import InputError, RunFailed
 from raysearch.cli.app import app
 from raysearch.fidelity.calibration.deployments import Skipped
 from raysearch.fidelity.calibration.inferencex_results import serving_frame
-from raysearch.fidelity.forecasts.announced_deployments import Announced, Worker, announced, read_entries
+from raysearch.fidelity.forecasts.announced_deployments import (
+    SHORT_NAMES,
+    Announced,
+    Worker,
+    announced,
+    read_entries,
+)
 from raysearch.fidelity.forecasts.forecast_score import score_of
 from raysearch.fidelity.forecasts.published_results import PublishedResult, key_of, read_results
 from raysearch.fidelity.forecasts.sealed_forecast import forecast_of, read_forecast
+from sim.config.catalog import load_model
 from tests.raysearch.forging import WRONG, places, replaced, resealed
 from tests.raysearch.fuzzing import INPUTS, broken, now_and_then, tried
 from tests.raysearch.fuzzing import within_memory as within_memory
@@ -89,6 +96,13 @@ def test_what_is_not_ours_to_price_says_why(instead: dict[str, Any], reason: str
     (found,) = points(**instead)
     assert isinstance(found, Skipped)
     assert reason in found.reason
+
+
+def test_the_models_of_all_208_announced_entries_are_known() -> None:
+    entries = {"dsv4": 64, "qwen3.5": 52, "dsr1": 51, "glm5.2": 14, "kimik3": 13, "minimaxm3": 12}
+    entries |= {"kimik2.6": 1, "glm5.1": 1}  # of InferenceX's two files of 21 August 2026
+    assert sum(entries.values()) == 208
+    assert all(load_model(SHORT_NAMES[name]).layers > 0 for name in entries)
 
 
 def test_what_is_no_configuration_is_one_error(tmp_path: Path) -> None:
