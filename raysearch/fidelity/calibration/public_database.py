@@ -10,15 +10,17 @@ import io
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import pandas as pd
+from pydantic import BaseModel
 
 from envs.parquet_pages import unfolded_bytes
 from envs.strategy_env import failure_text
 from raysearch.base.errors import InputError
+from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, Family
 from sim.config.reading import Unreadable, opened, read_bytes
 from sim.near_names import did_you_mean
 
@@ -31,8 +33,9 @@ _MOST_CELLS_TOGETHER = 5 * 10**7
 
 
 class _Table(NamedTuple):
-    """One kind of table: the file it becomes, columns that tell it, new names, and what else becomes of its rows."""
+    """One kind of table: the family and file it becomes, columns that tell it, new names, what becomes of its rows."""
 
+    family: str
     file: str
     told_by: frozenset[str]
     renamed: Mapping[str, str]
@@ -43,35 +46,105 @@ def _whole(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _full_attention(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows without a window, of one beam; MHA is told by 0 KV heads or as many as heads."""
-    kept = frame.loc[(frame.get("window_size", 0) == 0) & (frame.get("beam_width", 1) == 1)]
+def _experts(frame: pd.DataFrame) -> pd.DataFrame:
+    """Layers of experts alone: other tables with the same columns hold messages or shared experts, too."""
+    return frame.loc[frame["op_name"] == "moe"]
+
+
+def _attention(frame: pd.DataFrame, *, windowed: bool) -> pd.DataFrame:
+    """Rows of one beam under a window or none; MHA is told by 0 KV heads or as many as heads."""
+    window = frame.get("window_size", pd.Series(0, frame.index))
+    kept = frame.loc[((window > 0) == windowed) & (frame.get("beam_width", 1) == 1)]
     kv_heads = kept["num_kv_heads"].where(kept["num_kv_heads"] > 0, kept["num_heads"])
     return kept.assign(num_kv_heads=kv_heads)
 
 
-def _prompts(frame: pd.DataFrame) -> pd.DataFrame:
+def _prompts(frame: pd.DataFrame, *, windowed: bool = False) -> pd.DataFrame:
     kept = frame.loc[frame["op_name"].str.startswith("context")]
-    return _full_attention(kept.loc[kept.get("step", 0) == 0])
+    return _attention(kept.loc[kept.get("step", 0) == 0], windowed=windowed)
 
 
-def _decoded(frame: pd.DataFrame) -> pd.DataFrame:
+def _decoded(frame: pd.DataFrame, *, windowed: bool = False) -> pd.DataFrame:
     kept = frame.loc[frame["op_name"].str.startswith("generation")]
-    return _full_attention(kept.assign(kv_len=kept["isl"] + kept["step"]))
+    return _attention(_with_cached(kept), windowed=windowed)
+
+
+def _with_cached(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(kv_len=frame["isl"] + frame["step"])
+
+
+def _latent(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the decode kernel alone, as whole modules and those of wide expert parallelism are not."""
+    alone = (frame["op_name"] == "mla_generation") & (frame["isl"] == 1) & (frame["step"] > 0)
+    return _with_cached(frame.loc[alone & ("gemm_type" not in frame)])
+
+
+def _modules(frame: pd.DataFrame) -> pd.DataFrame:
+    kept = frame.loc[frame["op_name"].str.contains("_module")]
+    return kept.assign(variant=kept["op_name"], op=kept["op_name"].str.replace("_module.*", "", regex=True))
+
+
+def _messages(frame: pd.DataFrame) -> pd.DataFrame:
+    """Sizes are in elements; an engine's own all-reduce is captured in a CUDA graph or not, as its name says."""
+    each = frame["dtype"].map({"half": 2, "bfloat16": 2, "int8": 1, "float": 4})
+    names = frame["kernel_source"].str.lower()
+    launched = names.str.extract("_(graph|eager)$")[0].fillna("custom").where(names != "nccl", "")
+    return frame.assign(launched=launched, message_bytes=frame["message_size"] * each).dropna(subset=["message_bytes"])
+
+
+def _exchanges(frame: pd.DataFrame) -> pd.DataFrame:
+    """DeepEP as SGLang runs it, in microseconds: of low latency, or with what normal mode tells the ranks before."""
+    if "dispatch_avg_t_us" in frame:
+        sides = {"dispatch_us": frame["dispatch_avg_t_us"], "combine_us": frame["combine_avg_t_us"]}
+        return frame.assign(mode="low_latency", comm_sms=0, latency=0.0, **sides)
+    sides = {
+        f"{side}_us": frame[f"{side}_transmit_us"] + frame[f"{side}_notify_us"] for side in ("dispatch", "combine")
+    }
+    return frame.assign(mode="normal", comm_sms=frame["dispatch_sms"], latency=0.0, **sides)
 
 
 _HEADS = {"num_key_value_heads": "num_kv_heads"}
-_ATTENTION = frozenset({"num_key_value_heads", "head_dim", "isl", "batch_size"})
+_OF_ATTENTION = frozenset({"num_key_value_heads", "head_dim", "isl", "batch_size"})
+_EXPERTS = frozenset({"moe_dtype", "num_tokens", "inter_size", "topk", "distribution"})
+_MIXER = frozenset({"phase", "batch_size", "seq_len", "model_name"})
+_MESSAGE = frozenset({"num_gpus", "message_size", "op_name"})
+_EXCHANGED = {"node_num": "num_nodes", "hidden_size": "hidden", "num_token": "tokens_per_rank", "num_topk": "topk"}
+_EXCHANGE = frozenset({*_EXCHANGED, "num_experts"})
+_DECODE, _PREFILL = _OF_ATTENTION | {"step"}, _OF_ATTENTION | {"attn_dtype"}
 _TABLES = (
-    _Table("gemm.csv", frozenset({"gemm_dtype", "m", "n", "k"}), {"gemm_dtype": "dtype"}, _whole),
-    _Table("moe.csv", frozenset({"moe_dtype", "num_tokens", "inter_size", "topk"}), {"moe_dtype": "dtype"}, _whole),
-    _Table("attention_prefill.csv", _ATTENTION | {"attn_dtype"}, _HEADS, _prompts),
-    _Table("attention_decode.csv", _ATTENTION | {"step"}, _HEADS, _decoded),
+    _Table("gemm", "gemm.csv", frozenset({"gemm_dtype", "m", "n", "k"}), {"gemm_dtype": "dtype"}, _whole),
+    _Table("moe", "moe.csv", _EXPERTS, {"moe_dtype": "dtype"}, _experts),
+    _Table("attention_prefill", "attention_prefill.csv", _PREFILL, _HEADS, _prompts),
+    _Table(
+        "attention_prefill",
+        "attention_window_prefill.csv",
+        _PREFILL,
+        _HEADS,
+        lambda rows: _prompts(rows, windowed=True),
+    ),
+    _Table("attention_decode", "attention_decode.csv", _DECODE, _HEADS, _decoded),
+    _Table(
+        "attention_decode", "attention_window_decode.csv", _DECODE, _HEADS, lambda rows: _decoded(rows, windowed=True)
+    ),
+    _Table("mla_decode", "mla_decode.csv", frozenset({"mla_dtype", "num_heads", "isl", "step"}), {}, _latent),
+    _Table("sparse_attention", "modules.csv", frozenset({"mla_dtype", "gemm_type", "model"}), {}, _modules),
+    _Table("state", "linear_attention.csv", _MIXER, {"op_name": "op", "model_name": "model"}, _whole),
+    *(
+        _Table("collectives", "collectives.csv", _MESSAGE | {name}, {name: "dtype", "op_name": "op"}, _messages)
+        for name in ("nccl_dtype", "allreduce_dtype")
+    ),
+    *(
+        _Table("moe_alltoall_deepep", "moe_alltoall_deepep.csv", _EXCHANGE | {name}, _EXCHANGED, _exchanges)
+        for name in ("dispatch_avg_t_us", "dispatch_transmit_us")
+    ),
 )
+_MOST_ROWS = 600
+"""Of an engine's format or kernel, drawn at random from a table that has more. [assumed] Twice as many as the shipped
+curves of most were fitted to: a machine is fitted in some CPU minutes, and errors hardly fall with more."""
 
 
 def write_tables(database: Path, system: str, folder: Path) -> list[str]:
-    """Writes what a database has of a machine as CSV files: of each engine and kind of table the newest version.
+    """Writes what a database has of a machine as CSV files: of each engine's formats and kernels the newest version.
 
     Args:
         database: A wheel, or a folder.
@@ -79,12 +152,12 @@ def write_tables(database: Path, system: str, folder: Path) -> list[str]:
         folder: To write to.
 
     Returns:
-        What each table became of, a line each.
+        What each file was made of, a line each.
 
     Raises:
         InputError: No such machine, or a table that cannot be read.
     """
-    newest: dict[tuple[str, str], tuple[tuple[int, ...], str, pd.DataFrame]] = {}
+    found: dict[tuple[str, str, str], list[tuple[tuple[int, ...], str, pd.DataFrame]]] = {}
     systems: set[str] = set()
     for path, content in _files(database):
         parts = PurePosixPath(path).parts
@@ -94,37 +167,71 @@ def write_tables(database: Path, system: str, folder: Path) -> list[str]:
         systems.add(parts[place + 1])
         if parts[place + 1] != system:
             continue
-        engine, version = parts[-3], parts[-2]
+        engine, version, name = parts[-3:]
+        order = tuple(int(number) for number in re.findall(r"\d{1,9}", version))
         frame = _read(path, content)
         for table in _TABLES:
             if table.told_by <= set(frame.columns):
-                order = tuple(int(number) for number in re.findall(r"\d{1,9}", version))
-                known = newest.get((table.file, engine))
-                if known is None or order > known[0]:
-                    newest[table.file, engine] = (order, version, _as_measured(path, table, frame, engine, version))
-        if sum(each.size for _, _, each in newest.values()) > _MOST_CELLS_TOGETHER:
+                rows = _as_measured(path, table, frame, engine, version)
+                found.setdefault((table.file, engine, name), []).append((order, version, rows))
+        if sum(rows.size for each in found.values() for *_, rows in each) > _MOST_CELLS_TOGETHER:
             raise InputError(f"{database} has more than {_MOST_CELLS_TOGETHER:,} cells of {system!r}")
-    if not newest and system in systems:
+    if not found and system in systems:
         raise InputError(f"{database} has no table of {system!r} whose columns are known")
-    if not newest:
+    if not found:
         raise InputError(f"{database} has no tables of {system!r} that are known: {did_you_mean(system, systems)}")
-    versions: list[str] = []
-    for file in sorted({file for file, _ in newest}):
-        found = {engine: each for (name, engine), each in newest.items() if name == file}
-        pd.concat([frame for _, _, frame in found.values()]).to_csv(folder / file, index=False)
-        versions.append(
-            f"{file}: {', '.join(f'{engine} {version}' for engine, (_, version, _) in sorted(found.items()))}"
-        )
-    return versions
+    notes: list[str] = []
+    for file in sorted({file for file, *_ in found}):
+        family = next(table.family for table in _TABLES if table.file == file)
+        parts = {
+            key[1:]: _newest(MEASURED_FAMILIES[family], each) for key, each in sorted(found.items()) if key[0] == file
+        }
+        rows = [(engine, version, rows) for (engine, _), each in parts.items() for version, rows in each.items()]
+        if rows:
+            pd.concat([each for *_, each in rows]).to_csv(folder / file, index=False)
+            notes.append(f"{file}: {', '.join(sorted({f'{engine} {version}' for engine, version, _ in rows}))}")
+    return notes
+
+
+def _newest(family: Family, versions: Sequence[tuple[tuple[int, ...], str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
+    """Rows by version, where no newer one has rows of the same format and kernel: it may have measured but a few."""
+    kept: dict[str, pd.DataFrame] = {}
+    known: set[tuple[object, ...]] = set()
+    for _, version, rows in sorted(versions, key=lambda each: each[0], reverse=True):
+        names = [name for name in family.groups if name in rows and name != "source"]
+        of_rows = list(zip(*(rows[name] for name in names), strict=True))
+        new = rows.loc[[of not in known for of in of_rows]]
+        known |= set(of_rows)
+        if len(new):
+            kept[version] = new
+    return kept
 
 
 def _as_measured(path: str, table: _Table, frame: pd.DataFrame, engine: str, version: str) -> pd.DataFrame:
+    """A table's rows in formats that the simulator has, a random part of those of which there are many."""
+    family = MEASURED_FAMILIES[table.family]
     try:
-        rows = table.rows(frame.rename(columns=dict(table.renamed)))
-        latency_us = rows["latency"].astype(float) * 1e3
+        texts = dict.fromkeys(frame.select_dtypes("category"), object)
+        rows = table.rows(frame.astype(texts).rename(columns=dict(table.renamed)))
+        rows = rows.assign(latency_us=rows["latency"].astype(float) * 1e3)
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # a column that is missing, or of another type
         raise InputError(f"{path} cannot be read as {table.file}: {failure_text(error)}") from error
-    return rows.assign(framework=engine, framework_version=version, latency_us=latency_us).drop(columns=["latency"])
+    rows = rows.assign(framework=engine)
+    if "launched" in rows:
+        rows = rows.assign(source=[f"{engine}_{how}_{version}".replace("__", "_") for how in rows["launched"]])
+    for name, values in _known_values(family.schema):
+        if name in rows:
+            rows = rows.loc[rows[name].isin(values)]
+    drawn = rows.sample(frac=1, random_state=0).groupby([name for name in family.groups if name in rows], sort=False)
+    kept = [name for name in (*family.schema.model_fields, "kernel_source", "source") if name in rows]
+    return drawn.head(_MOST_ROWS).sort_index()[list(dict.fromkeys(kept))]
+
+
+def _known_values(schema: type[BaseModel]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Columns that a schema knows but some values of, as formats: a newer database may have more."""
+    for name, field in schema.model_fields.items():
+        if get_origin(field.annotation) is Literal:
+            yield name, get_args(field.annotation)
 
 
 def _files(database: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:

@@ -59,13 +59,121 @@ def test_the_newest_version_of_each_engine_is_read_in_microseconds(tmp_path: Pat
     tables = tmp_path / "tables"
     tables.mkdir()
     told = write_tables(published(tmp_path / "wheel"), "b200_sxm", tables)
-    assert told == ["attention_decode.csv: vllm 0.24.0", "gemm.csv: vllm 0.24.0"]
+    assert told == [
+        "attention_decode.csv: vllm 0.24.0",
+        "attention_window_decode.csv: vllm 0.24.0",
+        "gemm.csv: vllm 0.24.0",
+    ]
     gemm, decode = read_table(tables, "gemm"), read_table(tables, "attention_decode")
     assert gemm is not None
     assert decode is not None
     assert len(gemm) == 72
     assert gemm.latency_us.max() == pytest.approx(4 + 2 * 32768 * 8192**2 / 1e9)  # longer than any grid, as it was
-    assert (decode.kv_len.tolist(), decode.num_kv_heads.tolist(), decode.latency_us.tolist()) == ([512], [8], [10.0])
+    assert decode.kv_len.tolist() == [512, 512]
+    assert decode.num_kv_heads.tolist() == [8, 8]
+    assert decode.window_size.tolist() == [0, 128]
+    assert decode.latency_us.tolist() == [10.0, 10.0]
+
+
+LATENT = {"mla_dtype": "bfloat16", "kv_cache_dtype": "fp8", "num_heads": 16, "batch_size": 2, "isl": 1, "step": 99}
+MODULE = {"model": "deepseek-ai/DeepSeek-V3.2", "gemm_type": "fp8_block", "tp_size": 8}
+EXCHANGE = {"node_num": 2, "hidden_size": 7168, "num_token": 64, "num_topk": 8, "num_experts": 256}
+MESSAGE = {"num_gpus": 4, "message_size": 1024, "op_name": "all_reduce"}
+DATABASE = {  # family, engine, version, name -> rows, as the collectors write them
+    ("comm", "nccl", "2.29.2", "nccl"): [MESSAGE | {"nccl_dtype": "half", "kernel_source": "NCCL"}],
+    ("comm", "vllm", "0.24.0", "custom_allreduce"): [
+        MESSAGE | {"allreduce_dtype": "bfloat16", "kernel_source": "vLLM_custom_graph"}
+    ],
+    ("comm", "trtllm", "1.3.0", "custom_allreduce"): [
+        MESSAGE | {"allreduce_dtype": "bfloat16", "kernel_source": "TRTLLM"}
+    ],
+    ("comm", "sglang", "0.5.12", "wideep_deepep_ll"): [
+        EXCHANGE | {"dispatch_avg_t_us": 20.0, "combine_avg_t_us": 30.0}
+    ],
+    ("comm", "sglang", "0.5.12", "wideep_deepep_normal"): [
+        EXCHANGE
+        | {"dispatch_sms": 20, "dispatch_transmit_us": 50.0, "dispatch_notify_us": 5.0}
+        | {"combine_sms": 20, "combine_transmit_us": 60.0, "combine_notify_us": 6.0}
+    ],
+    ("mla", "sglang", "0.5.14", "generation_mla"): [LATENT | {"op_name": "mla_generation", "latency": 0.02}],
+    ("mla", "sglang", "0.5.10", "wideep_generation_mla"): [
+        LATENT | MODULE | {"op_name": "mla_generation", "latency": 0.09}
+    ],
+    ("sparse_attention", "sglang", "0.5.14", "dsa_generation_module"): [
+        LATENT | MODULE | {"op_name": "dsa_generation_module_skip_indexer", "latency": 0.05}
+    ],
+    ("linear_attention", "trtllm", "1.3.0", "mamba2"): [
+        {"op_name": "mamba2", "phase": "context", "batch_size": 1, "seq_len": 64, "d_state": 128, "nheads": 64}
+        | {"head_dim": 64, "n_groups": 8, "model_name": "nvidia/Nemotron-H", "latency": 0.004}
+    ],
+    ("moe", "trtllm", "1.3.0", "moe"): [
+        {"op_name": "moe", "kernel_source": kernel, "moe_dtype": dtype, "num_tokens": 8, "hidden_size": 512}
+        | {"inter_size": 512, "topk": 2, "num_experts": 8, "moe_tp_size": 1, "moe_ep_size": 1}
+        | {"distribution": "balanced", "latency": 0.3}
+        for kernel, dtype in (("cutlass", "nvfp4"), ("min_latency", "nvfp4"), ("cutlass", "some_newer_format"))
+    ],
+    ("moe", "trtllm", "1.4.0", "moe"): [
+        {"op_name": "moe", "kernel_source": "cutlass", "moe_dtype": "nvfp4", "num_tokens": 8, "hidden_size": 512}
+        | {"inter_size": 512, "topk": 2, "num_experts": 8, "moe_tp_size": 1, "moe_ep_size": 1}
+        | {"distribution": "balanced", "latency": 0.2}
+    ],
+}
+
+
+def written(folder: Path, tables: dict[tuple[str, str, str, str], list[dict[str, object]]]) -> Path:
+    for (family, engine, version, name), rows in tables.items():
+        place = folder / "systems" / "data" / "b200_sxm" / family / engine / version
+        place.mkdir(parents=True, exist_ok=True)
+        frame = pd.DataFrame([{"op_name": name, "kernel_source": "default", "latency": 0.01} | row for row in rows])
+        frame.to_parquet(place / f"{name}_perf.parquet")
+    return folder
+
+
+def test_every_kind_of_table_is_read_as_its_family_and_a_newer_version_replaces_what_it_measured(
+    tmp_path: Path,
+) -> None:
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    told = write_tables(written(tmp_path / "database", DATABASE), "b200_sxm", tables)
+    assert "moe.csv: trtllm 1.3.0, trtllm 1.4.0" in told
+    assert "mla_decode.csv: sglang 0.5.14" in told, "not the modules of wide expert parallelism"
+    frames = {}
+    for family in ("collectives", "moe_alltoall_deepep", "mla_decode", "sparse_attention", "state", "moe"):
+        frames[family] = read_table(tables, family)
+        assert frames[family] is not None, family
+    messages = frames["collectives"]
+    assert sorted(zip(messages.source, messages.message_bytes, messages.latency_us, strict=True)) == [
+        ("nccl_2.29.2", 2048, 10.0),
+        ("trtllm_custom_1.3.0", 2048, 10.0),
+        ("vllm_graph_0.24.0", 2048, 10.0),
+    ]
+    sides = frames["moe_alltoall_deepep"]
+    assert sorted(zip(sides["mode"], sides.side, sides.comm_sms, sides.latency_us, strict=True)) == [
+        ("low_latency", "combine", 0, 30.0),
+        ("low_latency", "dispatch", 0, 20.0),
+        ("normal", "combine", 20, 66.0),
+        ("normal", "dispatch", 20, 55.0),
+    ]
+    assert frames["mla_decode"][["framework", "kv_len", "latency_us"]].to_numpy().tolist() == [["sglang", 100, 20.0]]
+    module = frames["sparse_attention"].to_dict("records")[0]
+    assert (module["op"], module["variant"]) == ("dsa_generation", "dsa_generation_module_skip_indexer")
+    assert frames["state"].to_dict("records")[0]["model"] == "nvidia/Nemotron-H"
+    experts = frames["moe"]
+    assert sorted(zip(experts.kernel_source, experts.dtype, experts.latency_us, strict=True)) == [
+        ("cutlass", "nvfp4", 200.0),
+        ("min_latency", "nvfp4", 300.0),
+    ]
+
+
+def test_of_many_rows_of_a_format_as_many_are_drawn_as_a_fit_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(public_database, "_MOST_ROWS", 10)
+    write_tables(published(tmp_path / "wheel"), "b200_sxm", tmp_path)
+    gemm = read_table(tmp_path, "gemm")
+    assert gemm is not None
+    assert gemm.groupby("dtype").size().to_dict() == {"bfloat16": 10, "nvfp4": 10}
+    assert gemm["k"].nunique() == 3
 
 
 def test_a_database_of_more_engines_than_there_are_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
