@@ -34,8 +34,8 @@ def main() -> None:
     shapes = ((turn, *each) for turn in itertools.count(1) for each in itertools.product(MODELS, ("decode", "serve")))
     for done, (turn, model, phase) in enumerate(itertools.islice(shapes, arguments.workloads), start=1):
         lengths = {"isl": 800 * turn, "osl": 500, "tpot_ms": 50.0, "gpus": arguments.gpus}
-        described = {"model": model, "engine": BARE_MACHINE, "phase": phase, "batches": "powers_of_two"}
-        find_best(space_of(Question(**described, **lengths, space="extended").load()))
+        asked = {"model": model, "engine": BARE_MACHINE, "phase": phase, "batches": "powers_of_two"}
+        find_best(space_of(Question(**asked, **lengths, space="extended").load()))
         if done % 20 == 0 or done == arguments.workloads:
             print(f"{done} workloads: {resident_mb():,.0f} MB", flush=True)
 

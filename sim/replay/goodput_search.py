@@ -213,9 +213,9 @@ def _without(space: Space, strategy: Strategy) -> Iterator[Space]:
         space = replace(space, **{name: (value,)})
     if not dims_matter(strategy):
         return
-    ends = dict(zip(VOCABULARY_OPS, strategy.vocabulary or ENGINES_VOCABULARY, strict=True))
+    vocabulary = dict(zip(VOCABULARY_OPS, strategy.vocabulary or ENGINES_VOCABULARY, strict=True))
     own = dict(zip(space.choices, strategy.dims, strict=True))
-    for field, chosen in (("choices", own), ("vocabulary", ends)):
+    for field, chosen in (("choices", own), ("vocabulary", vocabulary)):
         tables: Mapping[str, tuple[int, ...]] = getattr(space, field)
         for name, table in tables.items():
             tables = {**tables, name: (chosen[name],)}

@@ -113,9 +113,9 @@ def start_host(root: Path, address: str, key: Path, *, hidden: Path | None = Non
     start = " && ".join(["ip link set lo up", *mounts, f"exec {_found('sshd')} -D -e -f {root / 'sshd_config'}"])
     with (root / "sshd.log").open("wb") as log:
         process = subprocess.Popen([*_NAMESPACES, "sh", "-c", start], stdout=log, stderr=log)
-    said = root / "sshd.log"
-    wait_until(lambda: "Server listening" in said.read_text() or process.poll() is not None, "sshd listens")
-    assert process.poll() is None, said.read_text()
+    log_file = root / "sshd.log"
+    wait_until(lambda: "Server listening" in log_file.read_text() or process.poll() is not None, "sshd listens")
+    assert process.poll() is None, log_file.read_text()
     return Host(address, home, key, process)
 
 
@@ -180,10 +180,10 @@ class Cluster:
         """A command of this environment, in the head's network but with the caller's files and processes."""
         with self.start(name, *arguments) as process:
             try:
-                printed, said = process.communicate(timeout=timeout)
+                printed, stderr = process.communicate(timeout=timeout)
             finally:
                 process.kill()
-        return subprocess.CompletedProcess(process.args, process.returncode, printed, said)
+        return subprocess.CompletedProcess(process.args, process.returncode, printed, stderr)
 
     def start(self, name: str, *arguments: str | Path) -> subprocess.Popen[str]:
         """The same, still running."""

@@ -39,8 +39,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, subp
 
 
 def test_ray_up_starts_a_head_from_the_shipped_file(up: tuple[Cluster, subprocess.CompletedProcess[str]]) -> None:
-    cluster, said = up
-    assert said.returncode == 0, said.stdout + said.stderr
+    cluster, done = up
+    assert done.returncode == 0, done.stdout + done.stderr
     assert any("gcs_server" in process for process in cluster.head.processes())
     assert not (cluster.head.home / "raysearch/.git").exists()
     assert (cluster.head.home / "raysearch/raysearch/__main__.py").is_file()
@@ -90,13 +90,13 @@ def test_a_results_folder_that_a_node_does_not_see_is_refused_before_anything_ru
     assert joined.returncode == 0, joined.stdout + joined.stderr
     refused = up[0].ray("submit", "raysearch/__main__.py", "--", "study", study, "--set", "address=auto", "--out", out)
     assert refused.returncode != 0
-    said = " ".join(refused.stdout.split())
-    assert f"error: node {LOOPBACK} cannot use the results folder {out}: it does not see what the driver put" in said
-    assert "Traceback" not in said
+    output = " ".join(refused.stdout.split())
+    assert f"error: node {LOOPBACK} cannot use the results folder {out}: it does not see what the driver put" in output
+    assert "Traceback" not in output
     assert not out.exists()
 
 
 def test_ray_down_leaves_nothing_running(up: tuple[Cluster, subprocess.CompletedProcess[str]]) -> None:
-    said = up[0].ray("down", "--yes")
-    assert said.returncode == 0, said.stdout + said.stderr
+    done = up[0].ray("down", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
     wait_until(lambda: all(process.startswith("sshd") for process in up[0].head.processes()), "Ray's processes end")

@@ -35,8 +35,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     try:
         link(head, worker)
         cluster = Cluster(root, head, [worker])
-        said = cluster.ray("up", "--yes")
-        assert said.returncode == 0, said.stdout + said.stderr
+        done = cluster.ray("up", "--yes")
+        assert done.returncode == 0, done.stdout + done.stderr
         wait_until(lambda: "2 local.cluster.node" in cluster.ray("exec", "ray status").stdout, "the worker joins")
         yield Pair(cluster, unshared)
     finally:
@@ -114,9 +114,9 @@ def test_a_study_of_a_searcher_of_one_s_own_is_on_both_hosts_and_resumes(
     try:
         wait_until(lambda: set().union(*hosts(out).values()) == {HEAD, WORKER}, "both hosts have reported")
     finally:
-        said = pair.cluster.command("ray", "job", "logs", DASHBOARD, "first").stdout
+        output = pair.cluster.command("ray", "job", "logs", DASHBOARD, "first").stdout
         pair.cluster.command("ray", "job", "stop", DASHBOARD, "first")
-    assert digests(out) == {}, said
+    assert digests(out) == {}, output
     slow.unlink()
     done = pair.cluster.job(*words, "--resume", working_dir=mine)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -53,12 +53,12 @@ def forge(path: Path, at: Place, new: Any) -> None:
 
 def instance(schema: type[BaseModel], rng: random.Random) -> Any:
     """Something that the schema describes, near its bounds, with something wrong in it now and then."""
-    whole = _described(schema)
+    whole = _schema_of(schema)
     return _made(whole, whole.get("$defs", {}), rng)
 
 
 @cache
-def _described(schema: type[BaseModel]) -> dict[str, Any]:
+def _schema_of(schema: type[BaseModel]) -> dict[str, Any]:
     return schema.model_json_schema()
 
 

@@ -133,7 +133,7 @@ def forged(whole: dict[str, Any], schema: Any, rng: random.Random) -> Any:
 
 def forged_arrays(path: Path, header: Any, arrays: dict[str, Any], rng: random.Random) -> None:
     """Writes a prior or a policy, with a piece of the file broken now and then."""
-    said = {"header": header if isinstance(header, str) else json.dumps(header)}
-    path.write_bytes(save({name: np.asarray(array, np.float32) for name, array in arrays.items()}, said))
+    metadata = {"header": header if isinstance(header, str) else json.dumps(header)}
+    path.write_bytes(save({name: np.asarray(array, np.float32) for name, array in arrays.items()}, metadata))
     if rng.random() < 0.3:
         path.write_bytes(broken(path.read_bytes(), rng))

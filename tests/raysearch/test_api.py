@@ -51,7 +51,7 @@ FUNCTIONS = [
 ]
 
 
-def told(*words: object) -> Any:
+def answer_of(*words: object) -> Any:
     return json.loads(RUNNER.invoke(app, [*map(str, words), "--json"], catch_exceptions=False).stdout)
 
 
@@ -173,7 +173,7 @@ def test_without_ray_and_torch_all_works_but_what_says_in_a_line_that_it_needs_t
 
 def test_an_evaluation_is_the_command_s() -> None:
     found = rs.evaluate(QUESTION, tp=2, batch=64)
-    assert plain(found) == told("evaluate", *WORDS, "--tp", "2", "--batch", "64")
+    assert plain(found) == answer_of("evaluate", *WORDS, "--tp", "2", "--batch", "64")
     assert (found.feasible, found.broken) == (True, [])
     assert not rs.evaluate(QUESTION, tp=2, batch=4096).feasible
     frame = found.to_frame()
@@ -182,7 +182,7 @@ def test_an_evaluation_is_the_command_s() -> None:
 
 
 def test_a_recommendation_is_the_command_s(recommended: RecommendationResult) -> None:
-    assert plain(recommended) == told("recommend", *WORDS, "--set", "top=2")
+    assert plain(recommended) == answer_of("recommend", *WORDS, "--set", "top=2")
     assert recommended.strategy is not None
     assert list(recommended.to_frame()["layout"]) == [row["layout"] for row in recommended.to_rows()]
     assert len(recommended.figure().axes[0].lines) > 0
@@ -190,14 +190,14 @@ def test_a_recommendation_is_the_command_s(recommended: RecommendationResult) ->
 
 def test_an_optimum_is_the_command_s(tmp_path: Path) -> None:
     found = rs.optimum(QUESTION)
-    assert plain(found) == told("optimum", *WORDS)
+    assert plain(found) == answer_of("optimum", *WORDS)
     assert found.best is not None
     assert found.tokens_per_s_per_gpu == found.best.tokens_per_s_per_gpu
     assert "strategies of the space 'vllm'" in str(found)
     assert found.figure().axes
     assert [row["name"] for row in found.to_rows()] == [op.name for op in found.best.ops]
     assert found.write_certificate(tmp_path / "proof.json") > 0
-    assert told("verify", tmp_path / "proof.json")["strategy"] == plain(found)["strategy"]
+    assert answer_of("verify", tmp_path / "proof.json")["strategy"] == plain(found)["strategy"]
     nothing = rs.optimum(rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=0.01))
     assert (nothing.feasible, nothing.strategy, nothing.tokens_per_s_per_gpu) == (False, None, 0.0)
     assert "No strategy of" in str(nothing)
@@ -206,18 +206,18 @@ def test_an_optimum_is_the_command_s(tmp_path: Path) -> None:
 
 def test_a_landscape_is_counted_where_ops_are_chosen_one_by_one(landscape: OptimumResult, tiny_workload: Path) -> None:
     found = landscape
-    assert plain(found) == told("optimum", "-w", tiny_workload)
+    assert plain(found) == answer_of("optimum", "-w", tiny_workload)
     assert found.around is not None
     assert found.to_rows()[-1]["tokens_per_s_per_gpu"] <= found.tokens_per_s_per_gpu
     beside = found.compare_spaces()
-    assert plain(beside) == told("optimum", "-w", tiny_workload, "--set", "compare_spaces")
+    assert plain(beside) == answer_of("optimum", "-w", tiny_workload, "--set", "compare_spaces")
     assert {row["space"] for row in beside.to_rows()} >= {"paper", "joint", "extended"}
     assert "the exact best of each space" in str(beside)
 
 
 def test_pools_are_the_command_s(tmp_path: Path) -> None:
     found = rs.pools(QUESTION, sweep={"ttft_ms": [200, 2000]})
-    assert plain(found) == told("pools", *WORDS, "--set", "sweep=ttft-ms=200,2000")
+    assert plain(found) == answer_of("pools", *WORDS, "--set", "sweep=ttft-ms=200,2000")
     assert [row["ttft_ms"] for row in found.to_rows()] == [200, 2000]
     assert found.figure().axes
     found.write(tmp_path)
@@ -229,14 +229,14 @@ def test_pools_are_the_command_s(tmp_path: Path) -> None:
 
 def test_a_placement_is_the_command_s(placed: PlacementResult) -> None:
     few = ("--set", "requests=100", "--set", "seeds=2", "--gpus", "2")
-    assert plain(placed) == told("place", "bursty_qwens", *few)
+    assert plain(placed) == answer_of("place", "bursty_qwens", *few)
     assert [row["placement"] for row in placed.to_rows()] == [option.name for option in placed.plan.options]
     assert "placements simulated" in str(placed)
 
 
 def test_a_search_and_its_report_are_the_commands(searched: SearchResult, tiny_workload: Path, tmp_path: Path) -> None:
     words = ("search", "-w", tiny_workload, "-s", "annealing", "-b", "40", "--out", tmp_path / "out")
-    same = told(*words)
+    same = answer_of(*words)
     moving = {"folder", "wall_s", "improvements", "metrics", "rows_sha256"}
     assert {name: value for name, value in plain(searched).items() if name not in moving} == {
         name: value for name, value in same.items() if name not in moving
@@ -248,7 +248,7 @@ def test_a_search_and_its_report_are_the_commands(searched: SearchResult, tiny_w
     assert report.to_rows()[0]["searcher"] == "annealing"
     assert str(report) == str(searched)
     assert report.figure().axes
-    drawn = told("report", searched.folder)
+    drawn = answer_of("report", searched.folder)
     assert {**drawn, "curve": None, "comparison": None} == plain(report)
 
 
@@ -259,13 +259,13 @@ def test_a_search_takes_settings_of_its_searcher_and_refuses_what_nothing_has(
     question = rs.question(workload=str(tiny_workload))
     found = rs.search(question, "annealing", budget=9, out=tmp_path / "api", options=options)
     words = ("search", "-w", tiny_workload, "-s", "annealing", "-b", "9")
-    told(*words, "--set", "initial-temperature=0.5", "--out", tmp_path / "cli")
+    answer_of(*words, "--set", "initial-temperature=0.5", "--out", tmp_path / "cli")
     heads = [json.loads((tmp_path / name / "run.json").read_text())["spec"] for name in ("api", "cli")]
     assert heads[0]["options"] == heads[1]["options"] == options
     assert len(found.to_frame()) == 9
     for setting, message in (("tempo=1", "'annealing' has a setting 'tempo'"), ("workers_=2", "mean 'workers'")):
         with pytest.raises(InputError, match=message):
-            told(*words, "--set", setting)
+            answer_of(*words, "--set", setting)
 
 
 def test_a_study_is_run_and_reported(tiny_workload: Path, tmp_path: Path) -> None:
@@ -287,13 +287,13 @@ def test_an_export_is_the_command_s(recommended: RecommendationResult, tmp_path:
     recommended.write(tmp_path)
     for to in ("vllm", "llm-d"):
         found = rs.export(recommended, to)
-        assert plain(found) == plain(rs.export(tmp_path, to)) == told("export", tmp_path, "--to", to)
+        assert plain(found) == plain(rs.export(tmp_path, to)) == answer_of("export", tmp_path, "--to", to)
         assert found.command in str(found)
     second = rs.export(recommended, alternative=1, serve="./weights")
     assert "./weights" in second.command
     asked = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--layout", "tp2", "--batch", "8")
     one = rs.evaluate(rs.question(model="llama_3_1_8b", isl=1000, osl=100), layout="tp2", batch=8)
-    assert plain(rs.export(one, "sglang", replicas=3)) == told(
+    assert plain(rs.export(one, "sglang", replicas=3)) == answer_of(
         "export", *asked, "--to", "sglang", "--set", "replicas=3"
     )
 

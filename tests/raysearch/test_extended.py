@@ -42,8 +42,8 @@ def test_both_meshes_follow_from_the_degrees(raysearch: Command) -> None:
         "dims": [2, 1, 1, 0, 2, 2, 2, 2, 1, 1, 0, 2],
     }
     assert evaluated["gpus"] == 128
-    told = raysearch("evaluate", *LONG, "--ep", "16").stdout
-    assert "attention TP2 CP4 DP16, experts TP8 EP16" in told
+    printed = raysearch("evaluate", *LONG, "--ep", "16").stdout
+    assert "attention TP2 CP4 DP16, experts TP8 EP16" in printed
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_optimum_compares_the_spaces_and_agrees_with_the_sweep_of_the_paper_s(
 
 
 def test_the_paper_s_space_has_an_optimum_and_a_size_of_its_own(raysearch: Command, tiny_workload: Path) -> None:
-    told = json.loads(raysearch("optimum", "-w", tiny_workload, "--space", "paper", "--json").stdout)
+    answer = json.loads(raysearch("optimum", "-w", tiny_workload, "--space", "paper", "--json").stdout)
     spaces = json.loads(raysearch("optimum", "-w", tiny_workload, "--set", "compare_spaces", "--json").stdout)["spaces"]
-    assert told["space"] == "paper"
-    assert told["space_size"] == spaces["paper"]["space_size"] == 16 * 2**8 * 3**4
-    assert told["tokens_per_s_per_gpu"] == pytest.approx(spaces["paper"]["tokens_per_s_per_gpu"], rel=1e-12)
-    assert not {0} & {told["strategy"]["dims"][op] for op in (0, 2, 4, 5, 6, 7, 9, 11)}  # none along tokens
+    assert answer["space"] == "paper"
+    assert answer["space_size"] == spaces["paper"]["space_size"] == 16 * 2**8 * 3**4
+    assert answer["tokens_per_s_per_gpu"] == pytest.approx(spaces["paper"]["tokens_per_s_per_gpu"], rel=1e-12)
+    assert not {0} & {answer["strategy"]["dims"][op] for op in (0, 2, 4, 5, 6, 7, 9, 11)}  # none along tokens
 
 
 def test_evaluate_says_what_keeps_a_strategy_out_of_a_space(raysearch: Command) -> None:
@@ -114,8 +114,8 @@ def test_evaluate_says_what_keeps_a_strategy_out_of_a_space(raysearch: Command) 
     assert json.loads(raysearch(*form, "--space", "paper", "--json").stdout)["outside_space"] == []
     parallel = [*form]
     parallel[parallel.index("megatron")] = "megatron-sp"
-    told = raysearch(*parallel, "--space", "paper").stdout
-    assert "Not in the space 'paper': attn_norm is 0, not one of 1, 2; " in told
+    printed = raysearch(*parallel, "--space", "paper").stdout
+    assert "Not in the space 'paper': attn_norm is 0, not one of 1, 2; " in printed
     assert "Not in the space" not in raysearch(*parallel).stdout
     assert json.loads(raysearch("evaluate", *LONG, "--ep", "16", "--json").stdout)["outside_space"] == [
         "cp is 4, not one of 1"
@@ -138,16 +138,16 @@ def test_a_search_of_the_extended_space_is_scored_against_its_own_optimum(
         "--out",
         tmp_path / "run",
     )
-    told = json.loads(raysearch(*form, "--json").stdout)
+    answer = json.loads(raysearch(*form, "--json").stdout)
     best = json.loads(raysearch("optimum", "-w", tiny_extended, "--json").stdout)
-    assert told["calls"] == 60
-    assert told["optimum"] == best["tokens_per_s_per_gpu"]
+    assert answer["calls"] == 60
+    assert answer["optimum"] == best["tokens_per_s_per_gpu"]
     rows = read_rows(tmp_path / "run")
     strategies = [parse_dims_text(text) for text in rows["dims"]]
     assert any("cp" in strategy for strategy in strategies)
     assert all(len(strategy["dims"]) == 12 for strategy in strategies)
     report = json.loads(raysearch("report", tmp_path / "run", "--json").stdout)
-    assert report["runs"][0]["best"] == told["best"]
+    assert report["runs"][0]["best"] == answer["best"]
 
 
 def test_an_option_chooses_the_space_as_a_workload_file_does(
@@ -163,15 +163,15 @@ def test_an_option_chooses_the_space_as_a_workload_file_does(
 
 
 def test_a_search_for_an_engine_is_scored_against_what_the_engine_can_run(tiny_workload: Path, tmp_path: Path) -> None:
-    def told(*words: object) -> dict:
+    def answer_of(*words: object) -> dict:
         shown = CliRunner().invoke(app, [*map(str, words), "--json"], catch_exceptions=False)
         return json.loads(shown.stdout)
 
     form = ("search", "-w", tiny_workload, "-s", "random", "--budget", "30", "--engine", "vllm")
-    found = told(*form, "--out", tmp_path / "run")
-    best = told("optimum", "-w", tiny_workload, "--engine", "vllm")
+    found = answer_of(*form, "--out", tmp_path / "run")
+    best = answer_of("optimum", "-w", tiny_workload, "--engine", "vllm")
     assert (found["config_hash"], found["optimum"]) == (best["config_hash"], best["tokens_per_s_per_gpu"])
-    assert told("report", tmp_path / "run")["runs"][0]["best"] == found["best"]
+    assert answer_of("report", tmp_path / "run")["runs"][0]["best"] == found["best"]
 
 
 def test_a_layout_stands_for_its_degrees() -> None:
@@ -191,9 +191,9 @@ def test_a_layout_stands_for_its_degrees() -> None:
 
 def test_explain_sets_two_layouts_side_by_side() -> None:
     options = ["explain", "-w", "gpt_moe_1_2t_16k", "--layout", "dep32", "--batch", "512", "--json"]
-    told = json.loads(CliRunner().invoke(app, [*options, "--set", "against=megatron layout=tep32"]).stdout)
-    assert "DEP32, batch 512 (attention DP32, experts EP32) | " in told["heading"]
-    assert told["heading"].endswith("TEP32, batch 512 (attention TP32, experts EP32)")
+    answer = json.loads(CliRunner().invoke(app, [*options, "--set", "against=megatron layout=tep32"]).stdout)
+    assert "DEP32, batch 512 (attention DP32, experts EP32) | " in answer["heading"]
+    assert answer["heading"].endswith("TEP32, batch 512 (attention TP32, experts EP32)")
 
 
 def test_own_choices_and_degrees_that_divide_nothing_are_searched(tmp_path: Path) -> None:
@@ -202,14 +202,14 @@ def test_own_choices_and_degrees_that_divide_nothing_are_searched(tmp_path: Path
     file.write_text(_MIXED, encoding="utf-8")
     runner = CliRunner()
 
-    def told(command: str, *options: str) -> dict[str, Any]:
+    def answer_of(command: str, *options: str) -> dict[str, Any]:
         result = runner.invoke(app, [command, "-w", str(file), *options, "--json"])
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
 
     wider = ("--set", "groups=own", "--set", "any_degrees=pp,ep")
     searched = ("-s", "random", "-b", "40", "--out", str(tmp_path / "run"))
-    found, best, usual = told("search", *searched, *wider), told("optimum", *wider), told("optimum")
+    found, best, usual = answer_of("search", *searched, *wider), answer_of("optimum", *wider), answer_of("optimum")
     rows = read_rows(tmp_path / "run")
     assert all(len(parse_dims_text(dims)["dims"]) == 24 for dims in rows["dims"])
     assert set(rows["pp"]) - {1, 2}

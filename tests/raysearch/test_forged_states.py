@@ -223,8 +223,12 @@ def test_what_a_benchmark_says_is_a_measurement_or_refused(tiny_workload: Path) 
     workload, strategy = load_workload(str(tiny_workload)), Strategy(2, 4, 1, 256, (0,) * 12)
     for seed in range(inputs()):
         rng = random.Random(seed)
-        said = asdict(Measurement(100.0, 0.01)) | {rng.choice([*_FIELDS, "unknown"]): rng.choice(WRONG)}
-        tried(lambda said=said, rng=rng: checked_benchmark(rng.choice([said, rng.choice(WRONG)]), workload, strategy))
+        output = asdict(Measurement(100.0, 0.01)) | {rng.choice([*_FIELDS, "unknown"]): rng.choice(WRONG)}
+        tried(
+            lambda output=output, rng=rng: checked_benchmark(
+                rng.choice([output, rng.choice(WRONG)]), workload, strategy
+            )
+        )
 
 
 _FIELDS = tuple(each.name for each in fields(Measurement))

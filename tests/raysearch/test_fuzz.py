@@ -223,7 +223,7 @@ def test_broken_options_of_a_command_are_one_message_or_understood(
         bad = [flag, value] if rng.random() < 0.8 else [value]
         monkeypatch.setattr(sys, "argv", ["raysearch", command, *good, *bad])
         code = app.run_command()
-        said = capsys.readouterr().err
-        assert code in (0, 1, 2, 3), (sys.argv, said)
-        assert "Traceback" not in said
-        assert code == 0 or len(said) < 10_000
+        output = capsys.readouterr().err
+        assert code in (0, 1, 2, 3), (sys.argv, output)
+        assert "Traceback" not in output
+        assert code == 0 or len(output) < 10_000

@@ -35,17 +35,17 @@ def test_the_command_says_what_it_read(tmp_path: Path) -> None:
         "4",
         "--json",
     ]
-    told = CliRunner().invoke(app, options)
-    found = json.loads(told.stdout)
+    result = CliRunner().invoke(app, options)
+    found = json.loads(result.stdout)
     assert found["model_import"]["family"] == "llama"
     assert found["model_import"]["not_understood"] == ["hc_mult"]
     assert found["precisions"]["weights"] == "bf16"
-    assert "not understood: hc_mult" in told.stderr
+    assert "not understood: hc_mult" in result.stderr
     named = CliRunner().invoke(app, [*options[:2], "llama_3_1_8b", *options[3:]])
     assert "model_import" not in json.loads(named.stdout)
 
 
 def test_what_cannot_be_imported_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY | {"model_type": "qwen3_mo"}), encoding="utf-8")
-    told = CliRunner().invoke(app, ["evaluate", "--model", str(tmp_path), "--isl", "9", "--tp", "2", "--batch", "4"])
-    assert "unknown model_type 'qwen3_mo': did you mean 'qwen3_moe'?" in str(told.exception)
+    result = CliRunner().invoke(app, ["evaluate", "--model", str(tmp_path), "--isl", "9", "--tp", "2", "--batch", "4"])
+    assert "unknown model_type 'qwen3_mo': did you mean 'qwen3_moe'?" in str(result.exception)

@@ -85,8 +85,8 @@ def test_the_version_is_that_of_the_distribution_and_needs_no_installation() -> 
     assert project["project"]["dynamic"] == ["version"]
     assert project["tool"]["hatch"]["version"]["path"] == "raysearch/base/version.py"
     command = [sys.executable, "-S", "-c", "import raysearch; print(raysearch.__version__)"]
-    told = subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
-    assert told.strip() == __version__
+    version = subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True, text=True).stdout
+    assert version.strip() == __version__
 
 
 def asked_of_the_index(line: str) -> list[str]:
@@ -106,7 +106,7 @@ def test_nobody_is_told_to_install_the_package_of_a_stranger() -> None:
     own = ("sim", "envs", "raysearch", "configs", "docs", "tests", "benchmarks", "examples")
     files = [path for folder in own for path in (CHECKOUT / folder).rglob("*") if path.suffix in kinds]
     files += [path for path in CHECKOUT.iterdir() if path.suffix in kinds]
-    told = {
+    lines = {
         f"{path.relative_to(CHECKOUT)}: {line.strip()}"
         for path in files
         if path.is_file() and path != Path(__file__).resolve()
@@ -114,7 +114,7 @@ def test_nobody_is_told_to_install_the_package_of_a_stranger() -> None:
         if asked_of_the_index(line)
     }
     assert len(files) > 300
-    assert told == set()
+    assert lines == set()
 
 
 def with_digests(*kinds: str) -> dict[str, str]:

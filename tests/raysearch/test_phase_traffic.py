@@ -61,10 +61,10 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def optimum(raysearch: Command, asked: tuple[str, ...], certificate: Path) -> dict[str, object]:
-    told = json.loads(raysearch("optimum", *asked, "--json", "--out", str(certificate)).stdout)
-    assert told["goodput"]["proven"]
-    assert told["goodput"]["gap"] == 0.0
-    return told
+    answer = json.loads(raysearch("optimum", *asked, "--json", "--out", str(certificate)).stdout)
+    assert answer["goodput"]["proven"]
+    assert answer["goodput"]["gap"] == 0.0
+    return answer
 
 
 def test_a_search_states_its_bound_and_its_gap_and_finds_no_more_than_the_optimum(
@@ -125,9 +125,9 @@ def test_a_winner_of_two_pools_or_replicas_is_exported_as_it_was_replayed(asked:
 def test_a_certificate_proves_the_goodput_too_and_a_forged_one_is_refused(
     raysearch: Command, tmp_path: Path, optimum: dict[str, object], certificate: Path
 ) -> None:
-    told = json.loads(raysearch("verify", str(certificate), "--json").stdout)
-    assert told["goodput"]["proven"]
-    assert told["goodput"]["tokens_per_s_per_gpu"] == optimum["tokens_per_s_per_gpu"] < told["tokens_per_s_per_gpu"]
+    answer = json.loads(raysearch("verify", str(certificate), "--json").stdout)
+    assert answer["goodput"]["proven"]
+    assert answer["goodput"]["tokens_per_s_per_gpu"] == optimum["tokens_per_s_per_gpu"] < answer["tokens_per_s_per_gpu"]
     record = json.loads(certificate.read_text())
     path = tmp_path / "best.json"
     record["goodput"]["tokens_per_s_per_gpu"] *= 1.1

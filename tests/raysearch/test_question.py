@@ -42,7 +42,7 @@ WORDS = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100")
 ASKED = Question(model="llama_3_1_8b", isl=1000, osl=100)
 
 
-def told(*words: object) -> dict[str, Any]:
+def answer_of(*words: object) -> dict[str, Any]:
     shown = RUNNER.invoke(app, [*map(str, words), "--json"], catch_exceptions=False)
     assert shown.exit_code == 0, shown.output
     return json.loads(shown.stdout)
@@ -53,9 +53,9 @@ def test_every_command_that_prices_has_every_option_of_a_question(command: str) 
     options = {option: parameter for parameter in COMMANDS[command].params for option in parameter.opts}
     settings = settings_of(COMMANDS[command].callback)
     for name, about in QUESTION_FIELDS.items():
-        told = settings[name].about if about.rare else options[option_of(name)]
-        assert told.help == about.help
-        assert (settings[name] if about.rare else told).default is None
+        option = settings[name].about if about.rare else options[option_of(name)]
+        assert option.help == about.help
+        assert (settings[name] if about.rare else option).default is None
 
 
 def test_no_command_declares_an_option_of_a_question_anew() -> None:
@@ -111,7 +111,7 @@ def test_a_setting_means_the_same_in_every_command() -> None:
 
 
 def test_every_setting_has_bounds_a_default_and_a_meaning_and_is_listed() -> None:
-    listed = told("list")["settings"]
+    listed = answer_of("list")["settings"]
     for name, command in COMMANDS.items():
         for setting, each in settings_of(command.callback).items():
             assert each.about.help.endswith("."), setting
@@ -197,24 +197,24 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(as
         "tune-live": [*words, *bench, "--out", str(tmp_path / "tuned")],
         "export": [*words, *stated, "--to", asked.engine or "vllm"],
     }
-    said = {command: told(command, *options) for command, options in commands.items()}
-    one = said["pools"]["points"][0]["ways"]["one"]
+    answers = {command: answer_of(command, *options) for command, options in commands.items()}
+    one = answers["pools"]["points"][0]["ways"]["one"]
     called = read_rows(tmp_path / "run").to_dict("records")[0]
-    (measured,) = said["tune-live"]["measurements"]
+    (measured,) = answers["tune-live"]["measurements"]
     found: dict[str, tuple[Any, float]] = {
-        "evaluate": (said["evaluate"]["strategy"], said["evaluate"]["tokens_per_s_per_gpu"]),
-        "optimum": (said["optimum"]["strategy"], said["optimum"]["tokens_per_s_per_gpu"]),
-        "complete": (said["complete"]["best"]["strategy"], said["complete"]["best"]["tokens_per_s_per_gpu"]),
-        "recommend": (said["recommend"]["best"]["strategy"], said["recommend"]["best"]["tokens_per_s_per_gpu"]),
-        "explain": (strategy_dict(best.strategy), said["explain"]["pictures"][0]["tokens_per_s_per_gpu"]),
-        "replay": (said["replay"]["strategy"], said["replay"]["steady_state"]["tokens_per_s_per_gpu"]),
+        "evaluate": (answers["evaluate"]["strategy"], answers["evaluate"]["tokens_per_s_per_gpu"]),
+        "optimum": (answers["optimum"]["strategy"], answers["optimum"]["tokens_per_s_per_gpu"]),
+        "complete": (answers["complete"]["best"]["strategy"], answers["complete"]["best"]["tokens_per_s_per_gpu"]),
+        "recommend": (answers["recommend"]["best"]["strategy"], answers["recommend"]["best"]["tokens_per_s_per_gpu"]),
+        "explain": (strategy_dict(best.strategy), answers["explain"]["pictures"][0]["tokens_per_s_per_gpu"]),
+        "replay": (answers["replay"]["strategy"], answers["replay"]["steady_state"]["tokens_per_s_per_gpu"]),
         "pools": (one["pool"]["strategy"], one["pool"]["tokens_per_s_per_gpu"]),
         "search": (strategy_of_row(called), called["tokens_per_s_per_gpu"]),
         "tune-live": (measured["strategy"], measured["predicted_tokens_per_s_per_gpu"]),
     }
     for command, (strategy, figure) in found.items():
         assert strategy is not None, command
-        chosen = {"pools": one, "recommend": said["recommend"]["best"]}.get(command)  # who choose chunks
+        chosen = {"pools": one, "recommend": answers["recommend"]["best"]}.get(command)  # who choose chunks
         chunk_tokens = chosen["chunk_tokens"] if chosen else asked.chunk_tokens
         under = replace(asked, chunk_tokens=chunk_tokens).load()
         assert figure == evaluate(under, as_strategy(strategy)).tokens_per_s_per_gpu, command
@@ -222,18 +222,18 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(as
         rs.evaluate(asked, **degrees_of(best.strategy), dims=as_dims(best.strategy)).tokens_per_s_per_gpu
         == best.tokens_per_s_per_gpu
     )
-    assert best.tokens_per_s_per_gpu == said["optimum"]["tokens_per_s_per_gpu"] == said["search"]["optimum"]
+    assert best.tokens_per_s_per_gpu == answers["optimum"]["tokens_per_s_per_gpu"] == answers["search"]["optimum"]
     assert best.tokens_per_s_per_gpu == found["complete"][1]
     assert rs.recommend(asked, top=1).to_rows()[0]["tokens_per_s_per_gpu"] == found["recommend"][1]
-    assert said["export"]["strategy"] == said["optimum"]["strategy"]
-    recommended = said["recommend"]["best"]  # the optimum under the chunk that it chose
+    assert answers["export"]["strategy"] == answers["optimum"]["strategy"]
+    recommended = answers["recommend"]["best"]  # the optimum under the chunk that it chose
     chosen_best = rs.optimum(replace(asked, chunk_tokens=recommended["chunk_tokens"])).strategy
     assert chosen_best is not None
     assert strategy_dict(chosen_best) == recommended["strategy"]
-    assert said["evaluate"]["feasible"]
-    assert said["evaluate"]["probability_within"]["tpot"] >= workload.confidence - 1e-9
-    assert said["search"]["config_hash"] == said["optimum"]["config_hash"] == workload.config_hash
-    for command, answer in said.items():
+    assert answers["evaluate"]["feasible"]
+    assert answers["evaluate"]["probability_within"]["tpot"] >= workload.confidence - 1e-9
+    assert answers["search"]["config_hash"] == answers["optimum"]["config_hash"] == workload.config_hash
+    for command, answer in answers.items():
         assert {key: answer[key] for key in priced_dict(workload)} == priced_dict(workload), command
     if asked is not ASKED_EVERYWHERE["a version"]:
         return
@@ -248,7 +248,7 @@ def test_a_forecast_has_the_figures_that_evaluate_has_of_the_same_deployment(tmp
     lengths = {"isl": 1000, "osl": 100, "search-space": layouts}
     announced = {"entry": {**entry, "model": "any", "scenarios": {"fixed-seq-len": [lengths]}}}
     (tmp_path / "announced.yaml").write_text(json.dumps(announced))
-    forecast = told("forecast", tmp_path / "announced.yaml", "--out", tmp_path / "forecast.json")
+    forecast = answer_of("forecast", tmp_path / "announced.yaml", "--out", tmp_path / "forecast.json")
     assert len(forecast["predictions"]) == 3
     for predicted in forecast["predictions"]:
         asked = Question(
@@ -259,7 +259,7 @@ def test_a_forecast_has_the_figures_that_evaluate_has_of_the_same_deployment(tmp
         )
         ranks = predicted["decode"]
         degrees = ("--tp", ranks["gpus"] // ranks["dp"], "--ep", ranks["ep"], "--dp", ranks["dp"])
-        found = told("evaluate", *words_of(asked), *degrees, "--batch", predicted["requests"])
+        found = answer_of("evaluate", *words_of(asked), *degrees, "--batch", predicted["requests"])
         assert predicted["tokens_per_s_per_gpu"][0] == pytest.approx(found["tokens_per_s_per_gpu"], rel=1e-3)
         times_ms = [time_s * 1e3 for time_s in (found["tpot_s"], *found["tpot_interval_s"])]
         assert predicted["tpot_ms"] == pytest.approx(times_ms, rel=1e-3)
@@ -280,10 +280,13 @@ def test_without_a_batch_a_strategy_has_its_best_one_in_every_command_and_in_pyt
     workload, one = asked.load(), rs.evaluate(asked, tp=2, batch=1).strategy
     every = evaluate_many(workload, [replace(one, batch=batch) for batch in range(1, 400)])
     best = every.strategies[int((every.tokens_per_s_per_gpu * every.feasible).argmax())]
-    chosen = {rs.evaluate(asked, tp=2).strategy, as_strategy(told("evaluate", *words_of(asked), "--tp", 2)["strategy"])}
-    chosen.add(as_strategy(told("export", *words_of(asked), "--tp", 2)["strategy"]))
+    chosen = {
+        rs.evaluate(asked, tp=2).strategy,
+        as_strategy(answer_of("evaluate", *words_of(asked), "--tp", 2)["strategy"]),
+    }
+    chosen.add(as_strategy(answer_of("export", *words_of(asked), "--tp", 2)["strategy"]))
     assert chosen == {best}
-    assert f"batch {best.batch} " in told("explain", *words_of(asked), "--tp", 2)["heading"] + " "
+    assert f"batch {best.batch} " in answer_of("explain", *words_of(asked), "--tp", 2)["heading"] + " "
     assert not rs.evaluate(replace(asked, tpot_ms=0.1), tp=2).feasible  # which says what even the smallest breaks
 
 
@@ -358,7 +361,7 @@ BESIDE: dict[str, dict[str, Any]] = {
         Question(model="mixtral_8x7b", isl=1000, osl=100),
         Question(workload="mixtral_8x22b_8k", phase="serve", isl=1000, osl=100, engine="vllm", weights="fp8"),
     ],
-    ids=["described", "named"],
+    ids=["of a model", "of a workload"],
 )
 def test_every_field_changes_the_workload_that_it_is_about(asked: Question, name: str) -> None:
     before = replace(asked, **BESIDE.get(name, {}) if name != "draft_tokens" else {}).load()

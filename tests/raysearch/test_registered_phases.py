@@ -86,8 +86,8 @@ def test_its_optimum_is_that_of_brute_force(workload: Workload) -> None:
 
 
 def test_an_slo_of_tokens_that_it_does_not_make_is_told(workload: Workload) -> None:
-    said = idle_slos(dataclasses.replace(workload, tpot_slo_s=0.05))
-    assert said == ["the SLO of the time per output token limits nothing: phase embed makes no such token"]
+    warnings = idle_slos(dataclasses.replace(workload, tpot_slo_s=0.05))
+    assert warnings == ["the SLO of the time per output token limits nothing: phase embed makes no such token"]
 
 
 def test_it_is_a_phase_of_files(tmp_path: Path, raysearch: Command) -> None:
@@ -96,10 +96,12 @@ def test_it_is_a_phase_of_files(tmp_path: Path, raysearch: Command) -> None:
     lines = [line for line in text.splitlines() if not line.startswith("context_tokens")]
     path = tmp_path / "mine.toml"
     path.write_text("\n".join(lines), encoding="utf-8")
-    told = json.loads(raysearch("evaluate", "-w", str(path), "--tp", "4", "--ep", "2", "--batch", "8", "--json").stdout)
-    assert told["phase"] == "embed"
-    assert told["tpot_s"] is None
-    assert told["ttft_s"] > 0
+    answer = json.loads(
+        raysearch("evaluate", "-w", str(path), "--tp", "4", "--ep", "2", "--batch", "8", "--json").stdout
+    )
+    assert answer["phase"] == "embed"
+    assert answer["tpot_s"] is None
+    assert answer["ttft_s"] > 0
 
 
 def test_it_is_searched(tmp_path: Path) -> None:

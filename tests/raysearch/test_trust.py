@@ -92,9 +92,9 @@ def under_audit(commands: list[tuple[Path, list[str]]], program: Path) -> list[T
         text=True,
         check=False,
     )
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(told) == len(commands), done.stderr[-2000:]
-    return told
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(reports) == len(commands), done.stderr[-2000:]
+    return reports
 
 
 @pytest.fixture(scope="module")
@@ -154,14 +154,14 @@ def commands_on(folder: str) -> list[list[str]]:
     if folder.endswith(".json"):
         anew = ["recommend", *ASKED, "--out", str(Path(folder).parent)]  # there is nothing to resume: it is asked again
         return [["export", folder], ["export", folder, "--to", "sglang", "--json"], anew]
-    told = [["status", folder], ["report", folder], ["verify", folder], ["export", folder, "--json"]]
+    commands = [["status", folder], ["report", folder], ["verify", folder], ["export", folder, "--json"]]
     if folder.endswith("half"):
         given = ["-w", "w.toml", "-s", "annealing", "--budget", "20", "--out", folder, "--resume"]
-        return [*told, ["search", *given]]
+        return [*commands, ["search", *given]]
     if folder.endswith("tune"):  # all is measured, so that no benchmark is started
         given = ["-w", "w.toml", "--benchmark", "true", "--budget", "1", "--out", folder, "--resume"]
-        return [["verify", folder], ["tune-live", *given], *told]
-    return told
+        return [["verify", folder], ["tune-live", *given], *commands]
+    return commands
 
 
 def commands_on_forged_folders(top: Path) -> list[list[str]]:
@@ -174,17 +174,17 @@ def commands_on_forged_folders(top: Path) -> list[list[str]]:
         if base.endswith(".json"):
             place.mkdir()
             shutil.copy(top / base, place / base)
-            path, told = place / base, f"{number}/{base}"
+            path, named = place / base, f"{number}/{base}"
         else:
             shutil.copytree(top / base, place / base)
-            path, told = place / name, f"{number}/{base}"
+            path, named = place / name, f"{number}/{base}"
         fields = json.loads(path.read_text())
         texts = [at for at in places(fields) if isinstance(_at(fields, at), str | None) and at != ("sha256",)]
         for at in rng.sample(texts, min(len(texts), rng.choice([1, 1, 3]))):
             forge(path, at, rng.choice(HOSTILE))
-        commands += commands_on(told)
+        commands += commands_on(named)
         if name == "study/study.json":  # all runs are finished, so that no Ray is started
-            commands.append(["study", "s.toml", "--out", told, "--resume"])
+            commands.append(["study", "s.toml", "--out", named, "--resume"])
     shutil.copytree(top / "half", top / "searcher" / "half")
     forge(top / "searcher" / "half" / "run.json", ("spec", "searcher"), "evil:f")
     return [*commands, *commands_on("searcher/half")]
@@ -361,8 +361,10 @@ def audited(handed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         tops[name] = Path(shutil.copytree(handed, tmp_path_factory.mktemp(name) / "top", symlinks=True))
         words = made[name](tops[name]) if name in made else [NAMING]
         commands += [(tops[name], each) for each in words]
-    told = under_audit(commands, tmp_path_factory.mktemp("audited") / "commands.json")
-    of = {top: [each for (where, _), each in zip(commands, told, strict=True) if where == top] for top in tops.values()}
+    reports = under_audit(commands, tmp_path_factory.mktemp("audited") / "commands.json")
+    of = {
+        top: [each for (where, _), each in zip(commands, reports, strict=True) if where == top] for top in tops.values()
+    }
     return {name: (top, of[top]) for name, top in tops.items()}
 
 
@@ -371,8 +373,8 @@ def audited(handed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 def test_nothing_that_is_handed_has_anything_imported_or_run(
     audited: dict[str, tuple[Path, list[Told]]], name: str
 ) -> None:
-    top, told = audited[name]
-    for each in told:
+    top, reports = audited[name]
+    for each in reports:
         assert not each["seen"], each
         assert not each["traceback"], each
         assert inert(each["said"]) == each["said"], each
@@ -390,18 +392,18 @@ def _at(value: Any, at: tuple[str | int, ...]) -> Any:
 def test_a_record_whose_workload_names_code_is_reported_without_it(
     audited: dict[str, tuple[Path, list[Told]]],
 ) -> None:
-    top, told = audited["workload"]
-    assert [each["code"] for each in told] == [0, 0, 0, 2, 2, 2]
-    assert not [each["seen"] for each in told if each["seen"]]
-    for each in (told[1], *told[3:]):
+    top, reports = audited["workload"]
+    assert [each["code"] for each in reports] == [0, 0, 0, 2, 2, 2]
+    assert not [each["seen"] for each in reports if each["seen"]]
+    for each in (reports[1], *reports[3:]):
         assert "choices of ops that handed.evil:f declares, and code is run only where you name it" in each["said"]
     assert not list(top.rglob("ran"))
 
 
 @pytest.mark.slow
 def test_the_hook_sees_what_a_user_names(audited: dict[str, tuple[Path, list[Told]]]) -> None:
-    top, (told,) = audited["named"]
-    assert told["seen"] == [f"exec {top / 'handed' / 'evil.py'}"]
+    top, (report,) = audited["named"]
+    assert report["seen"] == [f"exec {top / 'handed' / 'evil.py'}"]
     assert (top / "ran").exists()
 
 
@@ -459,7 +461,7 @@ def test_a_study_of_forged_runs_is_gone_on_with_and_no_process_of_its_ray_runs_w
     forge(runs[1] / "run.json", ("spec", "workload"), "handed/w.toml")
     packages = [str(CHECKOUT / name) for name in ("sim", "envs", "raysearch")]
     python, *words = raysearch_command("study", "s.toml", "--out", "begun", "--resume", "--set", "cpus=1")
-    told = subprocess.run(
+    done = subprocess.run(
         [python, "-P", *words],  # as the installed command
         cwd=top,
         env={
@@ -472,7 +474,7 @@ def test_a_study_of_forged_runs_is_gone_on_with_and_no_process_of_its_ray_runs_w
         text=True,
         check=False,
     )
-    assert told.returncode == 0, told.stderr
+    assert done.returncode == 0, done.stderr
     assert len(list((top / "begun/damaged").iterdir())) == 2
     assert [run["digest"] for run in read_study_runs(top / "begun")] == [
         run["digest"] for run in read_study_runs(top / "straight")

@@ -118,8 +118,8 @@ def test_so_it_is_of_limits_that_are_kept_with_a_confidence(hardware):
 
 @pytest.mark.parametrize("wait", [0, 25])
 def test_so_it_is_where_prompts_wait_for_each_other(wait):
-    said = replace(LATENT, isl=2048, osl=64)
-    known = replace(replace(said, prompt_wait_steps=wait).load(), space="extended")
+    question = replace(LATENT, isl=2048, osl=64)
+    known = replace(replace(question, prompt_wait_steps=wait).load(), space="extended")
     rng = np.random.default_rng(3)
     each = agree(known, [space_of(known).sample(rng) for _ in range(25)])
     assert len({one.strategy.attention_dp for one in each}) > 3

@@ -269,9 +269,9 @@ class WorkloadFeatures:
         weights = attention_w * split[projections, _AT_REST] + dense_w * split[networks, _AT_REST]
         weights = (weights + expert_w * local * split[networks, _AT_REST]) / pp
         held = self._held * sequences * cache
-        ends = 2 * act_each * model.vocab * model.hidden / tp
+        vocabulary = 2 * act_each * model.vocab * model.hidden / tp
         buffers = 12 * tokens * model.hidden * act_each
-        total = weights + held + ends + buffers + workload.hardware.overhead_bytes
+        total = weights + held + vocabulary + buffers + workload.hardware.overhead_bytes
         needed, allowed = room(workload, total, held)
         places = np.log2(np.stack(columns, axis=1))
         per_rank = np.log2(np.maximum(tokens, 1e-3))
@@ -284,7 +284,8 @@ class WorkloadFeatures:
             heads_do_not_divide, (self._heads % tp) != 0, tp > self._kv_heads, dp < ep, group > moe_tp, group < moe_tp,
             (group * dp) % ep != 0, ep > model.experts, tokens < group, rows < moe_tp,
             np.log(step_s), np.log(needed / allowed),
-            *np.log(np.stack([weights, held, ends + buffers]) / allowed + 1e-4), np.broadcast_to(idle, step_s.shape),
+            *np.log(np.stack([weights, held, vocabulary + buffers]) / allowed + 1e-4),
+            np.broadcast_to(idle, step_s.shape),
         ]  # fmt: skip
         shares = np.log(np.maximum(terms / step_s[:, None], math.exp(LEAST_LOG_SHARE)))
         rest = np.stack([np.asarray(each, np.float32) for each in of_strategy], axis=1)

@@ -11,9 +11,9 @@ from sim.config.files import list_names
 
 
 def test_every_machine_and_model_is_listed_with_what_is_known_of_it() -> None:
-    told = CliRunner().invoke(app, ["list", "--json"])
-    assert told.exit_code == 0, told.output
-    facts = json.loads(told.stdout)["facts"]
+    result = CliRunner().invoke(app, ["list", "--json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)["facts"]
     assert sorted(facts["hardware"]) == list_names("hardware")
     assert sorted(facts["models"]) == list_names("models")
     machines, models = facts["hardware"], facts["models"]
@@ -37,6 +37,6 @@ def test_every_machine_and_model_is_listed_with_what_is_known_of_it() -> None:
 
 
 def test_the_list_is_a_table_for_people() -> None:
-    told = CliRunner().invoke(app, ["list"], env={"COLUMNS": "200"})
-    assert "carried over from h100_sxm" in told.stdout
-    assert "72 switched" in told.stdout
+    result = CliRunner().invoke(app, ["list"], env={"COLUMNS": "200"})
+    assert "carried over from h100_sxm" in result.stdout
+    assert "72 switched" in result.stdout

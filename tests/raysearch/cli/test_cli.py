@@ -69,8 +69,8 @@ def test_a_damaged_search_has_a_status_of_1(raysearch: Command, tmp_path: Path) 
     run.finish()
     assert raysearch("status", tmp_path).returncode == 0
     (tmp_path / "rows.parquet").write_bytes(b"")
-    told = raysearch("status", tmp_path)
-    assert (told.returncode, "damaged" in told.stdout) == (1, True)
+    result = raysearch("status", tmp_path)
+    assert (result.returncode, "damaged" in result.stdout) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -97,18 +97,18 @@ def test_list_names_everything(raysearch: Command) -> None:
 
 
 def test_evaluate_tells_all_about_one_strategy(raysearch: Command) -> None:
-    told = json.loads(raysearch(*evaluate("--json")).stdout)
-    assert {"feasible", "tokens_per_s_per_gpu", "tpot_s", "memory_bytes", "gpus", "violations", "ops"} <= told.keys()
-    assert told["gpus"] == 8 * 16 * 2
-    assert len(told["ops"]) == 12
-    kinds = dict(told["memory_bytes"])
+    answer = json.loads(raysearch(*evaluate("--json")).stdout)
+    assert {"feasible", "tokens_per_s_per_gpu", "tpot_s", "memory_bytes", "gpus", "violations", "ops"} <= answer.keys()
+    assert answer["gpus"] == 8 * 16 * 2
+    assert len(answer["ops"]) == 12
+    kinds = dict(answer["memory_bytes"])
     assert kinds.pop("total") == pytest.approx(sum(kinds.values()))
 
 
 @pytest.mark.parametrize(("phase", "slo"), [("decode", "--ttft-ms"), ("prefill", "--tpot-ms")])
 def test_an_slo_that_a_phase_cannot_break_is_taken_with_a_warning(raysearch: Command, phase: str, slo: str) -> None:
-    told = json.loads(raysearch(*described("--isl", "10", "--osl", "1", "--phase", phase, slo, "9", "--json")).stdout)
-    (warning,) = told["warnings"]
+    answer = json.loads(raysearch(*of_model("--isl", "10", "--osl", "1", "--phase", phase, slo, "9", "--json")).stdout)
+    (warning,) = answer["warnings"]
     assert "limits nothing" in warning
 
 
@@ -129,15 +129,15 @@ def test_evaluate_knows_the_heuristics_dims(raysearch: Command) -> None:
 
 
 def test_optimum_tells_the_exact_best(raysearch: Command, tiny_workload: Path) -> None:
-    told = json.loads(raysearch("optimum", "--workload", tiny_workload, "--json").stdout)
-    assert {"tokens_per_s_per_gpu", "strategy", "space_size", "feasible_share", "wall_s"} <= told.keys()
-    assert set(told["strategy"]) == {"tp", "ep", "pp", "batch", "dims"}
-    assert told["space_size"] == told["distinct_size"] == 16 * 3**12  # with tp 2 and 4 every choice matters
+    answer = json.loads(raysearch("optimum", "--workload", tiny_workload, "--json").stdout)
+    assert {"tokens_per_s_per_gpu", "strategy", "space_size", "feasible_share", "wall_s"} <= answer.keys()
+    assert set(answer["strategy"]) == {"tp", "ep", "pp", "batch", "dims"}
+    assert answer["space_size"] == answer["distinct_size"] == 16 * 3**12  # with tp 2 and 4 every choice matters
     few = json.loads(raysearch("optimum", "--workload", tiny_workload, "--set", "landscape=no", "--json").stdout)
     assert "quantiles" not in few
-    assert few["tokens_per_s_per_gpu"] == pytest.approx(told["tokens_per_s_per_gpu"], rel=1e-12)
+    assert few["tokens_per_s_per_gpu"] == pytest.approx(answer["tokens_per_s_per_gpu"], rel=1e-12)
     again = raysearch("optimum", "--workload", tiny_workload)
-    assert f"{told['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU" in again.stdout
+    assert f"{answer['tokens_per_s_per_gpu']:,.2f} tokens/s/GPU" in again.stdout
 
 
 def test_optimum_warns_where_another_format_s_best_is_several_times_faster(raysearch: Command) -> None:
@@ -146,28 +146,28 @@ def test_optimum_warns_where_another_format_s_best_is_several_times_faster(rayse
     slow, published = (json.loads(raysearch(*form, *limits, *weights).stdout) for weights in (("--weights", "fp8"), ()))
     assert published["precisions"]["weights"] == "fp8_block"  # the form in which Qwen publishes it
     times = published["tokens_per_s_per_gpu"] / slow["tokens_per_s_per_gpu"]
-    told = re.search(r"with fp8_block it is ([\d.]+) times as many", slow["warnings"][0])
-    assert told
-    assert 2 < float(told[1]) <= times  # of the same strategy, which another one may beat in the other format
+    match = re.search(r"with fp8_block it is ([\d.]+) times as many", slow["warnings"][0])
+    assert match
+    assert 2 < float(match[1]) <= times  # of the same strategy, which another one may beat in the other format
     assert published["warnings"] == []
 
 
 def test_search_scores_a_run_against_the_optimum(raysearch: Command, tiny_workload: Path, tmp_path: Path) -> None:
     form = ("search", "--workload", tiny_workload, "--searcher", "annealing", "--seed", "3", "--budget", "150")
-    told = json.loads(raysearch(*form, "--out", tmp_path / "run", "--json").stdout)
+    answer = json.loads(raysearch(*form, "--out", tmp_path / "run", "--json").stdout)
     optimum = json.loads(raysearch("optimum", "--workload", tiny_workload, "--json").stdout)["tokens_per_s_per_gpu"]
-    assert told["calls"] == 150
-    assert told["fraction_of_optimum"] == told["best"] / optimum <= 1
-    assert told["unique_calls"] <= 150
-    assert told["feasible_calls"] <= 150
-    assert told["wall_s"] > 0
-    assert set(told["strategy"]) == {"tp", "ep", "pp", "batch", "dims"}
+    assert answer["calls"] == 150
+    assert answer["fraction_of_optimum"] == answer["best"] / optimum <= 1
+    assert answer["unique_calls"] <= 150
+    assert answer["feasible_calls"] <= 150
+    assert answer["wall_s"] > 0
+    assert set(answer["strategy"]) == {"tp", "ep", "pp", "batch", "dims"}
     assert len(read_rows(tmp_path / "run")) == 150
     reported = json.loads(raysearch("report", tmp_path / "run", "--json").stdout)
-    assert reported["runs"][0]["best"] == told["best"]
+    assert reported["runs"][0]["best"] == answer["best"]
     (best,) = reported["best"]
-    assert 0 < told["expected_error"] == best["expected_error"] < 1
-    assert told["extrapolated"] == best["extrapolated"]
+    assert 0 < answer["expected_error"] == best["expected_error"] < 1
+    assert answer["extrapolated"] == best["extrapolated"]
     table = raysearch("report", tmp_path / "run").stdout
     assert "annealing" in table
     assert "Violations: none" in table
@@ -186,7 +186,7 @@ EXPORT = ("export", "--model", "qwen3_32b", "--isl", "100", "--osl", "10", "--tp
 SEARCH = ("search", "-w", "gpt_moe_1_2t_16k", "-s", "random", "--out", "out")
 
 
-def described(*options: str) -> tuple[str, ...]:
+def of_model(*options: str) -> tuple[str, ...]:
     return ("evaluate", "--model", "qwen3_32b", "--tp", "1", "--batch", "1", *options)
 
 
@@ -204,10 +204,10 @@ def described(*options: str) -> tuple[str, ...]:
         (evaluate("--dims", "2,1,1"), "12"),
         (evaluate("--dims", DIMS.replace("0", "7")), "7"),
         (evaluate("--dims", "megatron-ps"), "megatron-sp"),
-        (described(), "--isl and --osl must be given"),
-        (described("--isl", "10", "--osl", "1", "--engine", "vlm"), "unknown engine 'vlm': did you mean 'vllm'?"),
+        (of_model(), "--isl and --osl must be given"),
+        (of_model("--isl", "10", "--osl", "1", "--engine", "vlm"), "unknown engine 'vlm': did you mean 'vllm'?"),
         (
-            described("--isl", "10", "--osl", "1", "--engine", "none", "--chunk-tokens", "9"),
+            of_model("--isl", "10", "--osl", "1", "--engine", "none", "--chunk-tokens", "9"),
             "--chunk-tokens is of phase 'serve'",
         ),
         (("evaluate",), "--workload"),
@@ -287,13 +287,13 @@ def test_a_stopped_search_keeps_every_row(
     rows = tmp_path / "run" / "rows.jsonl"
     wait_until(lambda: process.poll() is not None or (rows.is_file() and rows.stat().st_size > 50_000))
     process.send_signal(signum)
-    _, said = process.communicate(timeout=LONGEST_S)
+    _, stderr = process.communicate(timeout=LONGEST_S)
     assert process.returncode == code
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
     assert rows.read_bytes().endswith(b"\n")
     (run,) = json.loads(raysearch("report", tmp_path / "run", "--json").stdout)["runs"]
     assert not run["complete"]
-    assert f"{run['calls']:,} of 1,000,000 calls" in said
+    assert f"{run['calls']:,} of 1,000,000 calls" in stderr
 
 
 STOPPED_BETWEEN_ROW_AND_COUNT = """
@@ -414,10 +414,10 @@ def test_a_signal_during_the_first_imports_is_heard(tmp_path: Path) -> None:
 def test_of_two_searches_into_one_folder_one_is_refused(start: Start, tiny_workload: Path, tmp_path: Path) -> None:
     form = ("search", "-w", tiny_workload, "-s", "random", "-b", "2000", "--out", tmp_path / "run", "--json")
     both = [start(*form), start(*form)]
-    said = [process.communicate(timeout=LONGEST_S)[1] for process in both]
+    stderr = [process.communicate(timeout=LONGEST_S)[1] for process in both]
     codes = [process.returncode for process in both]
     assert sorted(codes) == [0, 2]
-    assert "error: " in said[codes.index(2)]
+    assert "error: " in stderr[codes.index(2)]
     assert list(read_rows(tmp_path / "run")["call"]) == list(range(1, 2001))
 
 

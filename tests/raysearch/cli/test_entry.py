@@ -63,10 +63,10 @@ def test_bytecode_that_was_cut_off_is_named_with_what_mends_it(tmp_path: Path) -
     compiled = Path(py_compile.compile(str(package / "cut.py"), doraise=True) or "")
     compiled.write_bytes(compiled.read_bytes()[:-20])
     run = [sys.executable, "-c", IMPORTING, str(tmp_path), "list"]
-    told = subprocess.run(run, env=command_environment(), cwd=tmp_path, capture_output=True, text=True)
-    assert (told.returncode, told.stderr.count("\n")) == (1, 1)
-    assert told.stderr.startswith(f"error: Python's bytecode {compiled} is damaged: marshal data too short")
-    mend = told.stderr.partition("run the command again: ")[2]
+    done = subprocess.run(run, env=command_environment(), cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(f"error: Python's bytecode {compiled} is damaged: marshal data too short")
+    mend = done.stderr.partition("run the command again: ")[2]
     subprocess.run(["sh", "-c", mend], check=True)
     assert not compiled.exists()
     assert mend.startswith(f"find {package} ")
@@ -81,8 +81,8 @@ def test_settings_of_plots_in_the_working_directory_are_not_read(tmp_path: Path)
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nbackend: module://evil\n")
     run = [sys.executable, "-P", "-c", PLOTTING]
     environment = command_environment() | {"MPLBACKEND": "agg"}
-    told = subprocess.run(run, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert told.stdout.splitlines()[1:] == ["False agg"]
+    done = subprocess.run(run, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == ["False agg"]
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(4096, ["__init__"]), (-1, ["__init__", "errors"])])
@@ -116,5 +116,5 @@ def test_streams_that_were_closed_lead_nowhere_and_to_no_file_of_ours(closed: tu
 
 def test_memory_that_is_used_up_is_one_message() -> None:
     run = [sys.executable, "-c", EXHAUSTING, "list"]
-    told = subprocess.run(run, env=command_environment(), capture_output=True, text=True)
-    assert (told.returncode, told.stderr) == (1, f"{OUT_OF_MEMORY}\n")
+    done = subprocess.run(run, env=command_environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, f"{OUT_OF_MEMORY}\n")

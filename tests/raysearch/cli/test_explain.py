@@ -28,30 +28,30 @@ def test_explain_prints_two_strategies_side_by_side(raysearch: Command) -> None:
 def test_explain_takes_a_second_strategy_of_other_degrees(raysearch: Command) -> None:
     context = ("--tp", "1", "--cp", "8", "--dp", "16", "--ep", "16", "--pp", "1", "--batch", "64")
     options = ("explain", "-w", "gpt_moe_1_2t_1m", *context, "--dims", "201022210102", "--json")
-    told = json.loads(raysearch(*options, "--set", "against=megatron tp=8 cp=1").stdout)
-    assert told["heading"].endswith(
+    answer = json.loads(raysearch(*options, "--set", "against=megatron tp=8 cp=1").stdout)
+    assert answer["heading"].endswith(
         "attention CP8 DP16, experts TP8 EP16, batch 64 | attention TP8 DP16, experts TP8 EP16, batch 64"
     )
-    first, second = told["pictures"]
+    first, second = answer["pictures"]
     assert [edge["kind"] for edge in first["nodes"][2]["inside"]] == ["all_to_all"]
     assert second["nodes"][2]["inside"] == []
     alone = ("evaluate", "-w", "gpt_moe_1_2t_1m", "--tp", "8", "--ep", "16", "--pp", "1", "--batch", "64")
-    told = json.loads(raysearch(*alone, "--dims", "2,1,1,0,2,2,2,2,1,1,0,2", "--json").stdout)
-    assert told["tokens_per_s_per_gpu"] == second["tokens_per_s_per_gpu"]
+    answer = json.loads(raysearch(*alone, "--dims", "2,1,1,0,2,2,2,2,1,1,0,2", "--json").stdout)
+    assert answer["tokens_per_s_per_gpu"] == second["tokens_per_s_per_gpu"]
 
 
 def test_explain_takes_a_workload_by_flags_and_draws_each_group_of_layers(raysearch: Command) -> None:
     model = ("--model", "gpt_oss_120b", "--phase", "serve", "--isl", "2000", "--osl", "500", "--engine", "vllm")
-    told = json.loads(raysearch("explain", *model, "--tp", "4", "--batch", "8", "--json").stdout)
-    assert len(told["pictures"]) == 2  # layers with a sliding window, and those without
+    answer = json.loads(raysearch("explain", *model, "--tp", "4", "--batch", "8", "--json").stdout)
+    assert len(answer["pictures"]) == 2  # layers with a sliding window, and those without
 
 
 def test_explain_writes_a_picture_and_tells_programs_the_same(raysearch: Command, tmp_path: Path) -> None:
     path = tmp_path / "layer.svg"
-    told = json.loads(raysearch(*EXPLAIN, "--dims", "megatron", "--out", path, "--json").stdout)
-    assert told["svg"] == str(path)
+    answer = json.loads(raysearch(*EXPLAIN, "--dims", "megatron", "--out", path, "--json").stdout)
+    assert answer["svg"] == str(path)
     assert path.read_text(encoding="utf-8").startswith("<svg ")
-    (picture,) = told["pictures"]
+    (picture,) = answer["pictures"]
     assert len(picture["nodes"]) == 12
     assert 0 < picture["expected_error"] < 1
     for what in picture["extrapolated"]:
@@ -84,9 +84,9 @@ def test_explain_refuses_a_mistake_in_one_line(raysearch: Command, options: tupl
 
 
 def test_verify_rules_proves_one_operation(raysearch: Command) -> None:
-    told = json.loads(raysearch("verify-rules", "--set", "op=matmul", "--json").stdout)
-    assert told["proved"]
-    (op,) = told["ops"]
+    answer = json.loads(raysearch("verify-rules", "--set", "op=matmul", "--json").stdout)
+    assert answer["proved"]
+    (op,) = answer["ops"]
     assert "S(1), S(0) -> P(sum)" in op["rules"]
     assert op["combinations"] == 15**3
     assert "S(1), S(0) -> P(sum)" in raysearch("verify-rules", "--set", "op=matmul").stdout

@@ -49,9 +49,9 @@ def printed(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     def run(*words: object) -> str:
         monkeypatch.setattr(sys, "argv", ["raysearch", *map(str, words)])
         code = app.run_command()
-        said = capfd.readouterr()
-        assert code in (0, 1, 2, 3), said.err
-        return said.out + said.err
+        captured = capfd.readouterr()
+        assert code in (0, 1, 2, 3), captured.err
+        return captured.out + captured.err
 
     return run
 
@@ -76,9 +76,9 @@ def test_no_name_of_a_folder_or_a_file_reaches_the_terminal_as_it_is(
     ]
     monkeypatch.chdir(hostile)
     for command in commands:
-        said = printed(*command)
-        assert said
-        assert not OBEYED.search(said), (command, said)
+        output = printed(*command)
+        assert output
+        assert not OBEYED.search(output), (command, output)
     for name in ("run.json", "summary.json"):
         whole = json.loads((out / name).read_text())
         for at in (at for at in places(whole) if isinstance(of(whole, at), str | None)):
@@ -114,9 +114,9 @@ def test_what_goes_to_a_file_or_a_program_is_as_it_was_built(capfd: pytest.Captu
 
 @pytest.mark.parametrize("word", ["a\nerror: b", "--out=a\nb", "\udcff"], ids=repr)
 def test_a_word_of_several_lines_or_of_no_text_is_refused(printed: Callable[..., str], word: str) -> None:
-    said = printed("status", word)
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
+    output = printed("status", word)
+    assert output.startswith("error: ")
+    assert output.count("\n") == 1
 
 
 def test_a_stream_that_is_closed_is_left_so(monkeypatch: pytest.MonkeyPatch) -> None:

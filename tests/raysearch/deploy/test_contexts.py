@@ -45,8 +45,8 @@ def test_the_longest_context_is_that_of_the_published_file(model: str) -> None:
 def test_a_request_is_too_long_from_one_token_more_on() -> None:
     model = load_model("llama_2_70b")
     assert too_long(4096, model) == []
-    (told,) = too_long(4097, model)
-    assert "takes 4,096" in told
+    (warning,) = too_long(4097, model)
+    assert "takes 4,096" in warning
 
 
 NEW = """name = "mine"
@@ -64,9 +64,9 @@ gated = true
 
 
 def test_a_new_model_is_one_file(tmp_path: Path) -> None:
-    said = NEW + 'context_tokens = 2_048\n[repositories]\nbf16 = "me/mine"\nfp8 = "me/mine-fp8"\n'
+    known = NEW + 'context_tokens = 2_048\n[repositories]\nbf16 = "me/mine"\nfp8 = "me/mine-fp8"\n'
     found = []
-    for name, text in (("plain", NEW), ("said", said)):
+    for name, text in (("plain", NEW), ("known", known)):
         (tmp_path / f"{name}.toml").write_text(text)
         asked = question_about(str(tmp_path / f"{name}.toml"), isl=2000, osl=49, weights="fp8", phase="serve")
         found.append(asked.load())

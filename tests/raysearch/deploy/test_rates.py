@@ -41,6 +41,6 @@ ASKED: dict[str, Callable[[float, Path], object]] = {
 @pytest.mark.parametrize("rate", [1e300, 1.1e9, 1e-300, 0.0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ASKED)
 def test_a_rate_that_nobody_means_is_one_clear_error(tmp_path: Path, name: str, rate: float) -> None:
-    with pytest.raises((InputError, CatalogError), match=r"requests.per.s: expected") as told:
+    with pytest.raises((InputError, CatalogError), match=r"requests.per.s: expected") as raised:
         ASKED[name](rate, tmp_path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)

@@ -28,8 +28,8 @@ EVALUATE = [*PLAIN, "--draft-tokens", "2"]
 
 
 def test_evaluate_says_what_is_drafted() -> None:
-    told = CliRunner().invoke(app, [*EVALUATE, "--acceptance", "0.9,0.5", "--json"])
-    found = json.loads(told.stdout)
+    result = CliRunner().invoke(app, [*EVALUATE, "--acceptance", "0.9,0.5", "--json"])
+    found = json.loads(result.stdout)
     assert found["speculation"] == {"draft_tokens": 2, "accepted": [0.9, 0.5], "draft": "mtp", "tokens_per_step": 2.35}
     assert found["stage"]["draft_s"] > 0
     assert found["tpot_s"] * 2.35 == pytest.approx(found["stage"]["total_s"], rel=1e-12)

@@ -41,11 +41,11 @@ def test_a_process_that_stays_stopped_ends_the_measuring_with_one_message(monkey
 @pytest.mark.slow
 def test_measured_files_are_files_of_a_calibration(tmp_path: Path) -> None:
     out = tmp_path / "measured"
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         app, ["measure", "--out", str(out), "--set", "tiny", "--set", "cpu", "--gpus", "2", "--json"]
     )
-    assert told.exit_code == 0, told.output
-    rows = json.loads(told.stdout)["rows"]
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
     assert set(rows) == {MEASURED_FAMILIES[family].file for family in _MEASURED}
     for family in _MEASURED:
         frame = read_table(out, family)
@@ -74,7 +74,7 @@ def test_the_page_on_calibrating_names_every_column() -> None:
 
 
 def test_a_framework_that_no_engine_is_called_is_refused(tmp_path: Path) -> None:
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         app, ["measure", "--out", str(tmp_path / "new"), "--set", "framework=torch", "--set", "cpu"]
     )
-    assert "expected vllm, sglang or trtllm, got 'torch'" in str(told.exception)
+    assert "expected vllm, sglang or trtllm, got 'torch'" in str(result.exception)

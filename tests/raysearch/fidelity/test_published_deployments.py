@@ -54,5 +54,5 @@ def test_every_published_point_has_a_row() -> None:
 
 
 def test_layouts_have_the_names_that_people_know(benchmark: ModuleType) -> None:
-    told = [benchmark.name(*shape) for shape in ((8, 1, 1, 1), (8, 1, 8, 1), (1, 8, 8, 1), (4, 1, 1, 2), (1, 1, 1, 1))]
-    assert told == ["TP8", "TEP8", "DEP8", "TP4 PP2", "TP1"]
+    names = [benchmark.name(*shape) for shape in ((8, 1, 1, 1), (8, 1, 8, 1), (1, 8, 8, 1), (4, 1, 1, 2), (1, 1, 1, 1))]
+    assert names == ["TP8", "TEP8", "DEP8", "TP4 PP2", "TP1"]

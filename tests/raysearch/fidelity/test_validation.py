@@ -363,7 +363,7 @@ def test_every_family_reports_its_figures_groups_and_nothing_but_numbers(raysear
     assert result["endtoend"]["rows"] == 5
     assert result["endtoend"]["skipped"] == {"its parallelism is 'unknown'": ["line 4"]}
     table = raysearch("validate", unseen)
-    for said in (
+    for line in (
         "endtoend_ttft_tpot, 1 rows not predicted: unknown framework 'other' (framework)",
         "endtoend_ttft_tpot, 1 rows reinterpreted: nvfp4 weights of gpt_oss_120b read as published (oss)",
         "disaggregated runs, 1 rows not predicted: it states neither a decode_batch_size nor a concurrency (nothing)",
@@ -371,7 +371,7 @@ def test_every_family_reports_its_figures_groups_and_nothing_but_numbers(raysear
         "endtoend, 1 rows not predicted: its parallelism is 'unknown' (line 4)",
         "time to the first token",
     ):
-        assert said in table.stdout
+        assert line in table.stdout
 
 
 @pytest.fixture
@@ -437,7 +437,7 @@ def test_missing_files_are_reported_as_not_checked(raysearch, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "said"),
+    ("file", "change", "message"),
     [
         ("gemm.csv", {"latency_us": "fast"}, "latency_us"),
         ("gemm.csv", {"m": 0}, "column m"),
@@ -449,17 +449,19 @@ def test_missing_files_are_reported_as_not_checked(raysearch, tmp_path: Path) ->
         ("endtoend.csv", {"tok_s_per_gpu": -1}, "tok_s_per_gpu"),
     ],
 )
-def test_a_bad_cell_is_one_clear_error(raysearch, tmp_path: Path, file: str, change: dict[str, Any], said: str) -> None:
+def test_a_bad_cell_is_one_clear_error(
+    raysearch, tmp_path: Path, file: str, change: dict[str, Any], message: str
+) -> None:
     write(tmp_path, file, [UNSEEN[file][0] | change])
     done = raysearch("validate", tmp_path)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert file in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "said"),
+    ("file", "change", "message"),
     [
         ("endtoend.csv", {"isl": 0.5}, "line 2, column isl: expected a whole number or nothing"),
         ("endtoend.csv", {"num_gpus": 10**32}, "line 2, column num_gpus: expected a whole number or nothing"),
@@ -475,11 +477,11 @@ def test_a_bad_cell_is_one_clear_error(raysearch, tmp_path: Path, file: str, cha
     ],
 )
 def test_impossible_counts_are_named_with_line_and_column(
-    tmp_path: Path, file: str, change: dict[str, Any], said: str
+    tmp_path: Path, file: str, change: dict[str, Any], message: str
 ) -> None:
     write(tmp_path, file, [UNSEEN[file][0] | change])
     reader = {"endtoend.csv": read_published_runs, "endtoend_ttft_tpot.csv": read_serving_runs}.get(file)
-    with pytest.raises(InputError, match=re.escape(file) + ", " + re.escape(said)):
+    with pytest.raises(InputError, match=re.escape(file) + ", " + re.escape(message)):
         reader(tmp_path) if reader else read_table(tmp_path, file.removesuffix(".csv"))
 
 
@@ -768,10 +770,14 @@ def test_a_run_of_the_hard_coded_client_is_read_as_the_middle_of_its_sweep(tmp_p
 
 
 def test_runs_that_hide_their_batch_move_no_engine_and_are_scored(tmp_path: Path) -> None:
-    told = [RUN | {"concurrency": c, "batch_size": c, "backend": "vllm", "isl": i} for c in (4, 64) for i in (256, 512)]
+    stated = [
+        RUN | {"concurrency": c, "batch_size": c, "backend": "vllm", "isl": i} for c in (4, 64) for i in (256, 512)
+    ]
     hidden = RUN | {"backend": "vllm", "model_path": "openai/gpt-oss-120b", "source": "source_file=x", "tp_size": 1}
     hidden |= {"concurrency": 512, "batch_size": 512, "silicon_tpot_ms": 900.0}
-    alone, both = (write(tmp_path / str(len(rows)), "endtoend_ttft_tpot.csv", rows) for rows in (told, [*told, hidden]))
+    alone, both = (
+        write(tmp_path / str(len(rows)), "endtoend_ttft_tpot.csv", rows) for rows in (stated, [*stated, hidden])
+    )
     fits = [fit_serving(folder, H100) for folder in (alone, both)]
     assert fits[0] is not None
     assert fits[1] is not None

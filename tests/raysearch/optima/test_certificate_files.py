@@ -14,10 +14,10 @@ def test_a_certificate_is_replayed_and_an_altered_one_refused(
 ) -> None:
     path = tmp_path / "best.json"
     written = raysearch("optimum", "-w", tiny_workload, "--set", "landscape=no", "--out", path, "--json")
-    told = json.loads(written.stdout)
+    answer = json.loads(written.stdout)
     proven = json.loads(raysearch("verify", path, "--json").stdout)
-    assert proven["tokens_per_s_per_gpu"] == told["tokens_per_s_per_gpu"]
-    assert proven["ranges"] == told["certificate"] > 0
+    assert proven["tokens_per_s_per_gpu"] == answer["tokens_per_s_per_gpu"]
+    assert proven["ranges"] == answer["certificate"] > 0
     assert "Proven" in raysearch("verify", path).stdout
     whole = json.loads(path.read_text())
     for bent, why in (

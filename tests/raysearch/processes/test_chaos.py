@@ -201,7 +201,7 @@ def test_chaos_changes_no_row_and_leaves_nothing(
     words = [sys.executable, "-c", CHAOS, *command.words(tmp_path, tiny_workload), "--out", str(out)]
     own = command_environment()
     own["PYTHONPATH"] = f"{tmp_path / 'jumping'}{os.pathsep}{own['PYTHONPATH']}"
-    started, said, found = set[Started](), list[str](), dict[str, int]()
+    started, messages, found = set[Started](), list[str](), dict[str, int]()
 
     def begin() -> subprocess.Popen[str]:
         resume = ["--resume"] if out.exists() and list(out.glob("*.json")) else []
@@ -224,7 +224,7 @@ def test_chaos_changes_no_row_and_leaves_nothing(
             wait_until(lambda: all(each.ended for each in started))
         assert all(each.ended for each in started)
         record_property("left_s", time.monotonic() - ended_s)
-        said.append(process.communicate()[1])  # until nobody has it open any more
+        messages.append(process.communicate()[1])  # until nobody has it open any more
 
     def living() -> bool:
         found.clear()
@@ -232,14 +232,14 @@ def test_chaos_changes_no_row_and_leaves_nothing(
         return found.keys() >= set(command.kinds)
 
     def may_end() -> bool:
-        return TOO_BUSY in said[-1] or "full disk" in {how for how, _, _ in disturbances}
+        return TOO_BUSY in messages[-1] or "full disk" in {how for how, _, _ in disturbances}
 
     def go_on_until(true: Callable[[], bool]) -> None:
         nonlocal process
         while not true():
             if process.poll() is not None:
                 gone()
-                assert may_end(), "\n".join(said)
+                assert may_end(), "\n".join(messages)
                 process = begin()
             time.sleep(LOOK_S)
 
@@ -263,11 +263,11 @@ def test_chaos_changes_no_row_and_leaves_nothing(
             os.kill(process.pid, signal.SIGCONT)
     gone()
     while process.returncode:  # a disk without room is told, and gone on with once there is some
-        assert may_end(), "\n".join(said)
+        assert may_end(), "\n".join(messages)
         process = begin()
         gone()
-    assert process.returncode == 0, "\n".join(said)
-    assert not any("Traceback" in each for each in said), "\n".join(said)
+    assert process.returncode == 0, "\n".join(messages)
+    assert not any("Traceback" in each for each in messages), "\n".join(messages)
     assert command.result(out) == undisturbed_result(name)
 
 

@@ -179,10 +179,12 @@ def test_without_locks_the_claim_alone_keeps_others_out(tmp_path: Path) -> None:
 def test_of_many_who_take_over_a_lapsed_claim_one_succeeds(tmp_path: Path) -> None:
     of_another_host(tmp_path, silent_s=LAPSE_S + 1)
     crowd = [hold(tmp_path, 600, "without-locks") for _ in range(6)]
-    said = {process.pid: process.stdout.readline() for process in crowd if process.stdout}
-    assert sorted(text == "held\n" for text in said.values()) == [False] * 5 + [True], said
-    assert all(text == "held\n" or "in use" in text for text in said.values())
-    assert json.loads((tmp_path / CLAIM_FILE).read_bytes())["process"] in [p for p in said if said[p] == "held\n"]
+    first_lines = {process.pid: process.stdout.readline() for process in crowd if process.stdout}
+    assert sorted(text == "held\n" for text in first_lines.values()) == [False] * 5 + [True], first_lines
+    assert all(text == "held\n" or "in use" in text for text in first_lines.values())
+    assert json.loads((tmp_path / CLAIM_FILE).read_bytes())["process"] in [
+        p for p in first_lines if first_lines[p] == "held\n"
+    ]
     for process in crowd:
         process.kill()
         process.communicate()

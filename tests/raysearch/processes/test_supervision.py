@@ -60,10 +60,10 @@ def test_a_command_that_hears_nothing_is_ended_with_all_it_has_started_and_one_m
     assert len(started) == 3  # the keeper, the command, and its orphan
     process.send_signal(signum)
     process.send_signal(signum)
-    _, said = process.communicate(timeout=LONGEST_S)
+    _, stderr = process.communicate(timeout=LONGEST_S)
     name = signal.Signals(signum).name
     rest = "every call so far is kept. Go on with: raysearch study mine --resume"
-    assert said == f"interrupted by {name}; {rest}\n"
+    assert stderr == f"interrupted by {name}; {rest}\n"
     assert process.returncode == 128 + signum
     assert all(each.ended for each in started)
 
@@ -77,9 +77,11 @@ def test_a_command_that_was_told_to_stop_when_it_had_done_all_has_succeeded() ->
 
 def test_a_command_that_dies_leaves_nothing_behind_and_says_how_to_go_on() -> None:
     process = start_child(TOLD, ORPHAN, SAY, "os.kill(os.getpid(), signal.SIGKILL)")
-    _, said = process.communicate(timeout=LONGEST_S)
+    _, stderr = process.communicate(timeout=LONGEST_S)
     assert process.returncode == 1
-    assert said.startswith("error: the command was ended by SIGKILL; every call so far is kept. Go on with: raysearch ")
+    assert stderr.startswith(
+        "error: the command was ended by SIGKILL; every call so far is kept. Go on with: raysearch "
+    )
 
 
 @pytest.mark.parametrize("code", [2, 3])
@@ -92,18 +94,18 @@ def test_a_mistake_is_not_followed_by_how_to_go_on(code: int) -> None:
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_command_that_other_code_ended_has_not_succeeded(code: int) -> None:
     process = start_child(SAY, TOLD, f"os._exit({code})")
-    _, said = process.communicate(timeout=LONGEST_S)
+    _, stderr = process.communicate(timeout=LONGEST_S)
     assert process.returncode == 1
     what = f"code that the command called has ended its process, with exit code {code}"
-    assert said.startswith(f"error: {what}; every call so far is kept.")
+    assert stderr.startswith(f"error: {what}; every call so far is kept.")
 
 
 @pytest.mark.parametrize("end", ["os._exit(1)", "os.abort()"])
 def test_a_ray_that_ends_the_process_while_it_starts_is_started_anew(end: str) -> None:
     process = start_child(SAY, "ray = supervision.starting_ray()", "ray.__enter__()", end)
-    printed, said = process.communicate(timeout=LONGEST_S)
+    printed, stderr = process.communicate(timeout=LONGEST_S)
     assert printed == "ready study\n" * 4
-    assert said == "error: Ray died again and again\n"
+    assert stderr == "error: Ray died again and again\n"
     assert process.returncode == 1
 
 
@@ -114,9 +116,9 @@ def test_a_ray_that_has_started_has_nothing_to_do_with_an_end() -> None:
 
 def test_a_command_whose_ray_has_died_is_gone_on_with_and_given_up_at_last() -> None:
     process = start_child(SAY, TOLD, "supervision.start_anew()")
-    printed, said = process.communicate(timeout=LONGEST_S)
+    printed, stderr = process.communicate(timeout=LONGEST_S)
     assert printed.splitlines() == ["ready study", *["ready study mine --resume"] * 3]
-    assert said.startswith("error: Ray died again and again")
+    assert stderr.startswith("error: Ray died again and again")
     assert process.returncode == 1
 
 
@@ -124,9 +126,9 @@ def test_a_command_that_gets_on_is_begun_anew_however_often_its_ray_dies(tmp_pat
     starts = f"starts = open({str(tmp_path / 'starts')!r}, 'a+'); starts.write('x'); starts.seek(0)"
     further = "made = min(len(starts.read()), 3); starts.close(); supervision.got_on(made); time.sleep(0.5)"
     process = start_child(SAY, TOLD, starts, further, "supervision.start_anew()")
-    printed, said = process.communicate(timeout=LONGEST_S)
+    printed, stderr = process.communicate(timeout=LONGEST_S)
     assert len(printed.splitlines()) == 3 + 4  # and is given up when it gets no further
-    assert said.startswith("error: Ray died again and again")
+    assert stderr.startswith("error: Ray died again and again")
 
 
 def test_a_command_that_cannot_go_on_once_its_ray_has_died_says_how_to_later() -> None:
@@ -146,25 +148,27 @@ def test_a_command_that_is_stopped_is_told_of_and_begun_anew(victim: str) -> Non
     assert process.stdout.readline() == "ready study\n"
     started = started_by(process.pid)
     os.kill(kin(process)[victim], signal.SIGSTOP)
-    printed, said = process.communicate(timeout=LONGEST_S)
+    printed, stderr = process.communicate(timeout=LONGEST_S)
     assert (printed, process.returncode) == ("ready study mine --resume\n", 0)
-    assert said == "note: the command gave no sign of life for 3 s and is restarted\n"
+    assert stderr == "note: the command gave no sign of life for 3 s and is restarted\n"
     assert all(each.ended for each in started)
 
 
 def test_a_command_that_hangs_and_lets_no_thread_of_its_own_run_is_begun_anew() -> None:
     process = start_child(SAY, AGAIN, TOLD, "import ctypes; ctypes.PyDLL(None).sleep(600)")
-    printed, said = process.communicate(timeout=LONGEST_S)
+    printed, stderr = process.communicate(timeout=LONGEST_S)
     assert printed == "ready study\nready study mine --resume\n"
-    assert said.startswith("note: the command gave no sign of life")
+    assert stderr.startswith("note: the command gave no sign of life")
     assert process.returncode == 0
 
 
 def test_a_command_that_hangs_again_and_again_is_given_up() -> None:
     process = start_child(SAY, TOLD, "import ctypes; ctypes.PyDLL(None).sleep(600)")
-    printed, said = process.communicate(timeout=LONGEST_S)
+    printed, stderr = process.communicate(timeout=LONGEST_S)
     assert len(printed.splitlines()) == 4
-    assert said.splitlines()[-1].startswith("error: the command fell silent again and again; every call so far is kept")
+    assert stderr.splitlines()[-1].startswith(
+        "error: the command fell silent again and again; every call so far is kept"
+    )
     assert process.returncode == 1
 
 
@@ -188,10 +192,10 @@ def test_whichever_is_killed_nothing_that_was_started_is_left(victim: str) -> No
         os.killpg(process.pid, signal.SIGKILL)
     else:
         os.kill(kin(process)[victim], signal.SIGKILL)
-    _, said = process.communicate(timeout=LONGEST_S)
+    _, stderr = process.communicate(timeout=LONGEST_S)
     wait_until(lambda: all(each.ended for each in started))
     if victim == "keeper":
-        assert said.startswith("error: the command was ended by SIGKILL; every call so far is kept. Go on with: ")
+        assert stderr.startswith("error: the command was ended by SIGKILL; every call so far is kept. Go on with: ")
 
 
 def kin(process: subprocess.Popen[str]) -> dict[str, int]:
@@ -280,14 +284,14 @@ def test_a_study_that_is_stopped_twice_at_any_moment_says_so_once_and_leaves_not
         started = started_by(process.pid)
         for _ in range(2):
             os.killpg(process.pid, signum)  # as a terminal does: to all that was started from it
-        _, said = process.communicate(timeout=LONGEST_S)
-        assert process.returncode == 128 + signum, said
-        assert said.count("interrupted") == 1, said
-        assert "Traceback" not in said
+        _, stderr = process.communicate(timeout=LONGEST_S)
+        assert process.returncode == 128 + signum, stderr
+        assert stderr.count("interrupted") == 1, stderr
+        assert "Traceback" not in stderr
         assert all(each.ended for each in started)
         if (out / "study.json").exists():
             assert verify(out).damaged == {} if list(out.glob("runs/*/run.json")) else True
-            assert "--resume" in said
+            assert "--resume" in stderr
 
 
 STRANGER = """
@@ -323,7 +327,7 @@ def test_a_ray_of_ours_lets_nobody_in_without_its_token(tmp_path: Path, monkeypa
         rays = descendants(os.getpid())
         assert any("/gcs_server\0" in title for title in rays.values())
         assert not any(part in title for title in rays.values() for part in ("monitor.py\0", "dashboard.py\0"))
-        assert not any(token.read_text() in told for pid in rays for told in (rays[pid], environment_of(pid)))
+        assert not any(token.read_text() in text for pid in rays for text in (rays[pid], environment_of(pid)))
         own = {name: value for name, value in command_environment().items() if "RAY_AUTH" not in name}
         assert own[CLUSTERS_VARIABLE] == "0"  # so that they, too, ask at 127.0.0.1
         strangers = [

@@ -99,10 +99,10 @@ def test_an_unfinished_run_is_told_by_its_rows(tiny_workload: Path, tmp_path: Pa
     going = SearchRun(RunSpec(str(tiny_workload), "megatron", 0, 100), tmp_path, optimum=700.0)
     going.advance(100)  # but never finished
     going.close()
-    (told,), (finished,) = read_study_runs(tmp_path), read_study_runs(search)
-    assert not told["complete"]
+    (unfinished,), (finished,) = read_study_runs(tmp_path), read_study_runs(search)
+    assert not unfinished["complete"]
     for name in ("run_id", "calls", "unique_calls", "feasible_calls", "best", "fraction_of_optimum", "strategy"):
-        assert told[name] == finished[name]
+        assert unfinished[name] == finished[name]
 
 
 def test_a_run_without_a_row_yet_has_zero_calls(tiny_workload: Path, tmp_path: Path) -> None:
@@ -127,19 +127,19 @@ def test_an_interrupted_search_is_judged_by_the_calls_it_made(tiny_workload: Pat
 
 
 def test_the_best_strategy_is_explained_by_evaluating_it_again(search: Path) -> None:
-    (told,) = read_study_runs(search)
-    explained = explain_best(search, told)
+    (run,) = read_study_runs(search)
+    explained = explain_best(search, run)
     assert explained is not None
     workload, evaluation = explained
     assert workload.name == "tiny"
     assert evaluation.feasible
-    assert evaluation.tokens_per_s_per_gpu == told["best"]
+    assert evaluation.tokens_per_s_per_gpu == run["best"]
 
 
 def test_a_workload_that_changed_is_not_explained(search: Path) -> None:
-    (told,) = read_study_runs(search)
+    (run,) = read_study_runs(search)
     with pytest.raises(NotExplained, match="its workload has changed"):
-        explain_best(search, {**told, "config_hash": "other"})
+        explain_best(search, {**run, "config_hash": "other"})
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path, search: Path) -> None:

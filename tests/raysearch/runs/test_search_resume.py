@@ -21,8 +21,8 @@ BUDGET = 120
 
 
 def searched(workload: Path, out: Path, *, resume: bool = False, seed: int = 0) -> None:
-    said = {"workload": str(workload), "searcher": "annealing", "seed": seed, "budget": BUDGET}
-    search_workload(**said, out=out, resume=resume, as_json=True)
+    spec = {"workload": str(workload), "searcher": "annealing", "seed": seed, "budget": BUDGET}
+    search_workload(**spec, out=out, resume=resume, as_json=True)
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def stopped(tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_stopped_search_ends_as_if_it_had_never_been(tiny_workload: Path, tmp_path: Path, stopped: Path) -> None:
     searched(tiny_workload, stopped, resume=True)
     searched(tiny_workload, tmp_path / "straight")
-    (told,), (straight,) = read_study_runs(stopped), read_study_runs(tmp_path / "straight")
-    assert told["digest"] == straight["digest"]
+    (resumed,), (straight,) = read_study_runs(stopped), read_study_runs(tmp_path / "straight")
+    assert resumed["digest"] == straight["digest"]
     searched(tiny_workload, stopped, resume=True)  # once more: it is finished, and says so
 
 

@@ -207,8 +207,8 @@ def test_of_an_engine_as_if_nobody_had_measured_it_only_its_rules_are_known() ->
     assert blind.engine.times == vllm.engine.times != sglang.engine.times
     assert blind.engine.memory == sglang.engine.memory
     parts = [step_seconds(each, Strategies.of([strategy])) for each in (blind, vllm, sglang)]
-    mixing_s = [each.kernels["attention"].item() for each in parts]
-    assert mixing_s[0] == mixing_s[1] != mixing_s[2]
+    attention_s = [each.kernels["attention"].item() for each in parts]
+    assert attention_s[0] == attention_s[1] != attention_s[2]
 
 
 def test_where_the_simulator_is_right_its_optimum_is_the_first_call() -> None:

@@ -92,8 +92,9 @@ class TestSB3PPO(LibrarySuite):
     options: ClassVar = {"embedding": 16}
 
 
-def outcome(raw: float) -> Outcome:
-    return Outcome(raw=raw, feasible=raw > 0, reward=0.0, best=raw, observation=NOTHING)
+def outcome(raw: float, excess: float = 0.0, *, best: float | None = None) -> Outcome:
+    best = raw if best is None else best
+    return Outcome(raw=raw, feasible=raw > 0, reward=0.0, best=best, observation=NOTHING, excess=excess)
 
 
 def ask(searcher: Searcher) -> np.ndarray:
@@ -279,17 +280,18 @@ def test_a_heuristic_keeps_its_dims_whatever_others_search(name: SpaceName) -> N
 # --- tuned annealing and MCMC ---------------------------------------------------------------------
 
 
-def told(raw: float, excess: float = 0.0, *, best: float | None = None) -> Outcome:
-    best = raw if best is None else best
-    return Outcome(raw=raw, feasible=raw > 0, reward=0.0, best=best, observation=NOTHING, excess=excess)
-
-
 def test_merit_puts_every_feasible_call_above_every_infeasible_one_and_those_by_their_excess() -> None:
-    calls = [told(0.0, excess=9.0), told(0.0, excess=0.01), told(1e-9), told(0.5), told(500.0)]
+    calls = [
+        outcome(0.0, excess=9.0),
+        outcome(0.0, excess=0.01),
+        outcome(1e-9),
+        outcome(0.5),
+        outcome(500.0),
+    ]
     merits = [merit(call) for call in calls]
     assert merits == sorted(merits)
     assert merits[1] < merits[2]
-    assert merit(told(500.0)) - merit(told(250.0)) == pytest.approx(math.log(2))
+    assert merit(outcome(500.0)) - merit(outcome(250.0)) == pytest.approx(math.log(2))
 
 
 def test_the_tuned_temperature_falls_on_a_half_cosine_in_every_chain() -> None:
@@ -298,7 +300,7 @@ def test_the_tuned_temperature_falls_on_a_half_cosine_in_every_chain() -> None:
     temperatures = []
     for _ in range(8):
         temperatures.append(searcher.metrics()["temperature"])
-        searcher.tell(ask(searcher), told(1.0))
+        searcher.tell(ask(searcher), outcome(1.0))
     chain = [1.0, 0.6 + 0.4 * math.sqrt(0.5), 0.6, 0.6 - 0.4 * math.sqrt(0.5)]
     assert temperatures == pytest.approx([*chain, *chain])
 
@@ -307,9 +309,9 @@ def test_a_new_chain_starts_at_the_best_strategy_so_far() -> None:
     options = {"initial_temperature": 1e9, "final_temperature": 1e9, "chains": 2}
     searcher = make_searcher("annealing_tuned", SPACE, seed=0, budget=20, **options)
     best = ask(searcher)
-    searcher.tell(best, told(100.0))
+    searcher.tell(best, outcome(100.0))
     for _ in range(9):
-        searcher.tell(ask(searcher), told(1.0, best=100.0))
+        searcher.tell(ask(searcher), outcome(1.0, best=100.0))
     assert differences(ask(searcher), best) == 1
 
 
@@ -320,9 +322,9 @@ def test_mcmc_takes_a_slower_strategy_with_the_ratio_of_costs_to_the_power_of_be
     for seed in range(700):
         searcher = make_searcher("mcmc", SPACE, seed=seed, budget=10, beta=beta, patience=0)
         first = ask(searcher)
-        searcher.tell(first, told(40.0))
+        searcher.tell(first, outcome(40.0))
         second = ask(searcher)
-        searcher.tell(second, told(40.0 * ratio, best=40.0))
+        searcher.tell(second, outcome(40.0 * ratio, best=40.0))
         taken += searcher.get_state()["chain"][0][0].tolist() == second.tolist()
     assert taken / 700 == pytest.approx(ratio**beta, abs=4 * 0.5 / math.sqrt(700))
 
@@ -330,9 +332,9 @@ def test_mcmc_takes_a_slower_strategy_with_the_ratio_of_costs_to_the_power_of_be
 def test_mcmc_goes_back_to_the_best_when_nothing_better_came() -> None:
     searcher = make_searcher("mcmc", SPACE, seed=0, budget=10, beta=1e-9, patience=3)
     best = ask(searcher)
-    searcher.tell(best, told(10.0))
+    searcher.tell(best, outcome(10.0))
     for _ in range(3):
-        searcher.tell(ask(searcher), told(5.0, best=10.0))
+        searcher.tell(ask(searcher), outcome(5.0, best=10.0))
     assert differences(ask(searcher), best) == 1
 
 
@@ -345,8 +347,8 @@ def test_infeasible_ground_lies_a_gap_and_its_excess_below_the_best(name: str) -
     for seed in range(600):
         searcher = make_searcher(name, SPACE, seed=seed, budget=10, gap=0.5, **options)
         best = ask(searcher)
-        searcher.tell(best, told(40.0))
-        searcher.tell(ask(searcher), told(0.0, 0.5, best=40.0))
+        searcher.tell(best, outcome(40.0))
+        searcher.tell(ask(searcher), outcome(0.0, 0.5, best=40.0))
         moved += differences(ask(searcher), best) != 1
     assert moved / 600 == pytest.approx(math.exp(-1), abs=0.08)  # a step may lead back to one change
 
@@ -366,7 +368,7 @@ def test_peers_find_their_way_out_of_infeasible_ground(name: str) -> None:
         action = ask(searcher)
         excess = max(float(action.sum()) - 10.0, 0.0)
         found += excess == 0.0
-        searcher.tell(action, told(0.0 if excess else 1.0, excess, best=float(found > 0)))
+        searcher.tell(action, outcome(0.0 if excess else 1.0, excess, best=float(found > 0)))
     assert found >= 2
 
 
@@ -375,8 +377,8 @@ def test_peers_learn_from_calls_in_flight_and_from_what_they_never_asked(name: s
     searcher = make_searcher(name, SPACE, seed=0, budget=100)
     for k in range(6):
         for action in [ask(searcher) for _ in range(4)]:
-            searcher.tell(action, told(10.0))
-        searcher.tell(SPACE.nvec - 1, told(100.0 + k))
+            searcher.tell(action, outcome(10.0))
+        searcher.tell(SPACE.nvec - 1, outcome(100.0 + k))
 
 
 @pytest.mark.parametrize("name", [*PEERS, "sb3_ppo"])
@@ -391,7 +393,7 @@ def test_peers_search_spaces_of_other_shapes(name: str) -> None:
             space.indices(action)
             searcher.tell(action, Outcome(1.0, True, 0.0, 1.0, np.zeros((3, len(space.sizes)), np.float32)))
         if name != "sb3_ppo":  # which learns from what it asked
-            searcher.tell(space.nvec - 1, told(2.0))
+            searcher.tell(space.nvec - 1, outcome(2.0))
 
 
 LONG = StrategySpace(
@@ -424,7 +426,7 @@ def test_what_was_not_asked_for_can_be_told_of_any_batch(name: str) -> None:
     searcher = make_searcher(name, LONG, seed=0, budget=40)
     rng = np.random.default_rng(0)
     for action in (np.zeros(16, np.int64), LONG.nvec - 1, LONG.sample(rng)):
-        searcher.tell(action, told(1.0))
+        searcher.tell(action, outcome(1.0))
     LONG.indices(ask(searcher))
 
 
@@ -443,7 +445,7 @@ def test_pheromone_never_falls_below_its_least_share() -> None:
     searcher = make_searcher("ant_colony", SPACE, seed=0, budget=1000, ants=5, least_share=0.1, patience=0)
     for _ in range(500):
         ask(searcher)
-        searcher.tell(np.zeros(16, np.int64), told(1.0))
+        searcher.tell(np.zeros(16, np.int64), outcome(1.0))
     for trail, size in zip(searcher.get_state()["pheromone"], SPACE.sizes, strict=True):
         assert trail.sum() == pytest.approx(1.0)
         assert trail.min() >= 0.1 / size / (1 + 0.1)  # least share, then scaled to sum 1

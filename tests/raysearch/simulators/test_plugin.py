@@ -70,7 +70,7 @@ def test_a_simulator_that_cannot_be_used_is_one_clear_error(name: str, message: 
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "def __getattr__(name): sys.exit(0)",
         "def __getattr__(name): raise KeyboardInterrupt",
@@ -82,10 +82,10 @@ def test_a_simulator_that_cannot_be_used_is_one_clear_error(name: str, message: 
     ],
 )
 def test_a_module_that_misbehaves_when_it_is_looked_at_is_one_clear_error(
-    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     name = f"looked_at_{abs(hash(request.node.name))}"
-    (tmp_path / f"{name}.py").write_text(f"import sys\n{said}\n")
+    (tmp_path / f"{name}.py").write_text(f"import sys\n{message}\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError, match=rf"simulator '{name}:box': cannot [^\n]*$"):
         assert load_plugin(f"{name}:box").fingerprint
@@ -171,6 +171,6 @@ def test_answers_are_told_apart_by_the_versions_of_the_packages_that_they_come_f
 
 
 def test_a_long_or_broken_text_of_a_black_box_becomes_one_line() -> None:
-    told = as_evaluation(WORKLOAD, STRATEGY, Measurement(unsupported="no\n" * 10**6)).violations[0].message
-    assert "\n" not in told
-    assert len(told) < 600
+    output = as_evaluation(WORKLOAD, STRATEGY, Measurement(unsupported="no\n" * 10**6)).violations[0].message
+    assert "\n" not in output
+    assert len(output) < 600

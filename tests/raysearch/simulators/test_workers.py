@@ -231,10 +231,10 @@ def test_a_black_box_that_does_not_repeat_itself_is_found_out(new_run: NewRun, l
     assert pure.finish()["answers_differ"] == []
     noisy = new_run("noisy", "noisy", workers=1, searcher="random", budget=20)
     noisy.advance(20)
-    told = noisy.finish()["answers_differ"]
+    differing = noisy.finish()["answers_differ"]
     best = noisy.summary()["best"]
-    assert 1 <= len(told) <= 3
-    assert f": {best:.6g} tokens/s/GPU, asked again " in told[0]
+    assert 1 <= len(differing) <= 3
+    assert f": {best:.6g} tokens/s/GPU, asked again " in differing[0]
 
 
 @pytest.mark.parametrize(

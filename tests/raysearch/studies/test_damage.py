@@ -182,8 +182,8 @@ def test_a_study_is_gone_on_with_only_by_its_own_runs(study: Study, out: Path) -
 def test_strategies_that_do_the_same_count_once_when_rows_are_worked_out_again(tmp_path: Path) -> None:
     run = SearchRun(RunSpec("gpt_moe_1_2t_16k", "annealing", seed=0, budget=300), tmp_path)
     run.advance(300)
-    told = run.finish()["unique_calls"]
-    assert told < len(read_rows(tmp_path).drop_duplicates(["tp", "ep", "pp", "batch", "dims"]))
+    unique = run.finish()["unique_calls"]
+    assert unique < len(read_rows(tmp_path).drop_duplicates(["tp", "ep", "pp", "batch", "dims"]))
     assert verify(tmp_path).damaged == {}
 
 

@@ -74,9 +74,9 @@ def test_a_study_survives_a_hangup_a_move_a_killed_run_and_two_deaths_of_its_ray
     wait_for_rows(mended, moved, 90)
     kill_until_another_runs(mended, "gcs_server")
     let_pass(1000)
-    printed, said = mended.communicate(timeout=2 * LONGEST_S)
-    assert mended.returncode == 0, said
-    assert said.count("note: Ray has died") == 2
+    printed, stderr = mended.communicate(timeout=2 * LONGEST_S)
+    assert mended.returncode == 0, stderr
+    assert stderr.count("note: Ray has died") == 2
     straight = undisturbed(tiny_workload, tmp_path / "alone")
     assert {run["searcher"]: run["digest"] for run in json.loads(printed)["runs"]} == straight
     assert digests(moved) == straight
@@ -103,16 +103,16 @@ def test_a_run_goes_on_when_its_host_its_driver_and_the_whole_cluster_die(
     wait_for_rows(resumed, out, 70)
 
     cluster.head_node.all_processes["gcs_server"][0].process.kill()
-    _, said = resumed.communicate(timeout=LONGEST_S)
-    assert resumed.returncode == 2, said
-    assert "note: the Ray cluster has died" in said
-    assert "no Ray cluster answers" in said
-    assert f"every call so far is kept. Go on with: raysearch study {study} --out {out} " in said
+    _, stderr = resumed.communicate(timeout=LONGEST_S)
+    assert resumed.returncode == 2, stderr
+    assert "note: the Ray cluster has died" in stderr
+    assert "no Ray cluster answers" in stderr
+    assert f"every call so far is kept. Go on with: raysearch study {study} --out {out} " in stderr
 
     let_pass(1000)
     last = start("study", study, "--out", out, "--set", "cpus=2", "--json", "--resume")
-    _, said = last.communicate(timeout=2 * LONGEST_S)
-    assert last.returncode == 0, said
+    _, stderr = last.communicate(timeout=2 * LONGEST_S)
+    assert last.returncode == 0, stderr
     assert digests(out) == undisturbed(tiny_workload, tmp_path / "alone")
 
 
@@ -174,12 +174,12 @@ def mounting(script: str) -> list[str]:
 def assert_stopped(process: subprocess.Popen[str], signum: signal.Signals, going_on: str) -> None:
     """Makes sure that a command that was told to stop says so once, and how to go on, and leaves nothing behind."""
     started = started_by(process.pid)
-    _, said = process.communicate(timeout=LONGEST_S)
-    assert process.returncode == 128 + signum, said
-    assert said.count("every call so far is kept. Go on with: ") == 1, said
-    assert going_on in said
-    assert "--resume" in said
-    assert "Traceback" not in said
+    _, stderr = process.communicate(timeout=LONGEST_S)
+    assert process.returncode == 128 + signum, stderr
+    assert stderr.count("every call so far is kept. Go on with: ") == 1, stderr
+    assert going_on in stderr
+    assert "--resume" in stderr
+    assert "Traceback" not in stderr
     assert all(each.ended for each in started)
 
 

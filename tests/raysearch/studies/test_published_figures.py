@@ -27,8 +27,8 @@ RUNS = [
 
 
 def published(**changes: Any) -> PublishedFigures:
-    told = {"source": "a paper", "statistic": "mean", "bases": ("walk",), "ratios": {"w": {"agent": 2.5}}}
-    return PublishedFigures.model_validate({**told, **changes})
+    stated = {"source": "a paper", "statistic": "mean", "bases": ("walk",), "ratios": {"w": {"agent": 2.5}}}
+    return PublishedFigures.model_validate({**stated, **changes})
 
 
 def by_key(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -78,10 +78,10 @@ def test_a_study_folder_says_what_was_published(tmp_path: Path) -> None:
 
 
 def test_the_table_shows_ours_theirs_and_the_bound_of_every_workload() -> None:
-    told = published(ratios={"w": {"agent": 2.5}, "v": {"agent": "up to 9"}})
+    figures = published(ratios={"w": {"agent": 2.5}, "v": {"agent": "up to 9"}})
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(published_table(told, beside_published(told, RUNS)))
+        console.print(published_table(figures, beside_published(figures, RUNS)))
     lines = [line.split() for line in capture.get().splitlines()]
     assert ["agent", "400.00", "2.00", "(3.00)", "2.50"] in lines
     assert ["agent", "100.00", "-", "(-)", "up", "to", "9"] in lines

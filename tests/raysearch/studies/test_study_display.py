@@ -53,17 +53,17 @@ def test_a_terminal_shows_the_whole_the_best_of_each_workload_and_the_runs_under
 
 
 def test_several_displays_are_told_the_same() -> None:
-    told: list[tuple[str, ...]] = []
+    reports: list[tuple[str, ...]] = []
 
     class Listener:
         def __getattr__(self, event: str) -> Any:
-            return lambda *what: told.append((event, what[0]))
+            return lambda *what: reports.append((event, what[0]))
 
     displays = Displays(Listener(), Listener())
     displays.started("a")
     displays.reported("a", {})
     displays.finished("a")
     displays.failed("b")
-    assert told == [
+    assert reports == [
         (e, r) for e, r in (("started", "a"), ("reported", "a"), ("finished", "a"), ("failed", "b")) for _ in "12"
     ]

@@ -363,7 +363,7 @@ VERSION = ("series", "collectives/all_gather/nccl/nccl_2.23/half")
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "message"),
     [
         ((*GEMM, "g_percent"), "cut", "expected 714 values in g_percent, got 713"),
         ((*GEMM, "g_percent"), None, "g_percent"),
@@ -398,11 +398,11 @@ VERSION = ("series", "collectives/all_gather/nccl/nccl_2.23/half")
     ],
 )
 def test_a_damaged_calibration_is_one_clear_error(
-    tmp_path: Path, path: tuple[str, ...], value: object, said: str
+    tmp_path: Path, path: tuple[str, ...], value: object, message: str
 ) -> None:
     file = tmp_path / "mine.json"
     file.write_text(_damage(path, value), encoding="utf-8")
-    with pytest.raises(CatalogError, match=re.escape(said)) as caught:
+    with pytest.raises(CatalogError, match=re.escape(message)) as caught:
         load_calibration(file)
     assert str(file) in str(caught.value)
     assert len(str(caught.value)) < 1000

@@ -458,9 +458,9 @@ def test_what_a_file_leaves_to_transformers_is_said() -> None:
     assert imported.unread == ()
 
 
-@pytest.mark.parametrize(("said", "windowed"), [({}, 0), ({"use_sliding_window": True}, 2)])
-def test_a_window_of_qwen_counts_only_where_it_is_switched_on(said: Config, windowed: int) -> None:
-    model = modelled(config("qwen2", 30, 64, 128, 4, 100, sliding_window=32, **said))
+@pytest.mark.parametrize(("switch", "windowed"), [({}, 0), ({"use_sliding_window": True}, 2)])
+def test_a_window_of_qwen_counts_only_where_it_is_switched_on(switch: Config, windowed: int) -> None:
+    model = modelled(config("qwen2", 30, 64, 128, 4, 100, sliding_window=32, **switch))
     assert sum(group.count for group in model.groups if getattr(group.attention, "window", 0)) == windowed
 
 
@@ -600,7 +600,7 @@ def test_keys_that_may_matter_and_were_not_understood_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "beside", "formats"),
+    ("quantization", "beside", "formats"),
     [
         ({}, None, Formats("bf16")),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, None, Formats("fp8_block")),
@@ -644,15 +644,15 @@ def test_keys_that_may_matter_and_were_not_understood_are_named() -> None:
     ],
 )
 def test_the_format_of_weights_is_read_where_checkpoints_say_it(
-    said: Config, beside: Config | None, formats: Formats
+    quantization: Config, beside: Config | None, formats: Formats
 ) -> None:
-    assert formats_of({"quantization_config": said} if said else {}, beside) == formats
+    assert formats_of({"quantization_config": quantization} if quantization else {}, beside) == formats
 
 
 def test_attention_is_spared_where_most_layers_spare_it_and_something_else_has_a_format_of_its_own() -> None:
     def imported(spared: list[str], model: Config) -> ModelImport:
-        said = {"quant_method": "fp8", "modules_to_not_convert": [*spared, "lm_head"]}
-        return import_model(model | {"quantization_config": said}, "x")
+        quantization = {"quant_method": "fp8", "modules_to_not_convert": [*spared, "lm_head"]}
+        return import_model(model | {"quantization_config": quantization}, "x")
 
     dense = config("llama", 4, 64, 128, 4, 100)
     one, every = ["model.layers.0.self_attn.q_proj"], [f"model.layers.{layer}.self_attn" for layer in range(4)]

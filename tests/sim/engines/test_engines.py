@@ -38,9 +38,9 @@ ODD = {"tp": 4, "dp": 2, "ep": 8, "pp": 3}
 FLAGSHIP = dataclasses.replace(load_workload("gpt_moe_1_2t_16k"), expert_exchange="all_gather")
 
 
-def served(model: str, engine: str, **said: object) -> Workload:
-    described = question_about(model, isl=4000, osl=500, phase="serve", engine=engine, **said)  # type: ignore[arg-type]
-    return described.load()
+def served(model: str, engine: str, **fields: object) -> Workload:
+    question = question_about(model, isl=4000, osl=500, phase="serve", engine=engine, **fields)  # type: ignore[arg-type]
+    return question.load()
 
 
 def refused(workload: Workload, engine: str, **degrees: int) -> list[str]:

@@ -81,7 +81,7 @@ def test_nobody_executes_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("placements", "said"),
+    ("placements", "message"),
     [
         ({"t": "S(0) -> S(0)"}, "expected placements for two letters"),
         ({"t": "S(0), R -> S(0)", "a": "S(1) -> S(1)"}, "places 2 inputs, the equation has 1"),
@@ -90,8 +90,8 @@ def test_nobody_executes_it() -> None:
         ({"t": "S(0) -> S(0)", "a": "S(7) -> S(1)"}, r"S\(7\) in .* shards a dim that ta has not"),
     ],
 )
-def test_what_is_no_op_is_refused(placements: dict[str, str], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_is_no_op_is_refused(placements: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         local_map("other", "ta->ta", placements, ring_work, inputs=("attn_out",), output="other_out", side="attention")
 
 
@@ -101,14 +101,14 @@ def test_an_equation_without_an_output_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (lambda rank: 3.0, "wrong: expected Work from its function, got 3.0"),
         (lambda rank: Work((elementwise(rank, 0.0, float("nan")),)), "wrong: expected operations and bytes of 0 or"),
         (lambda rank: Work((elementwise(rank, -1.0, 0.0),)), "wrong: expected operations and bytes of 0 or"),
     ],
 )
-def test_an_answer_that_is_no_price_is_refused(mapped: Workload, answer: Callable[[Rank], Work], said: str) -> None:
+def test_an_answer_that_is_no_price_is_refused(mapped: Workload, answer: Callable[[Rank], Work], message: str) -> None:
     here = {**WHERE, "output": "wrong_out", "where": lambda group: group.name == "mispriced"}
     local_map("wrong", "ta->ta", PLACEMENTS, lambda rank, op, label: answer(rank), **here)
     try:
@@ -116,7 +116,7 @@ def test_an_answer_that_is_no_price_is_refused(mapped: Workload, answer: Callabl
         model = dataclasses.replace(mapped.model, groups=(dataclasses.replace(group, name="mispriced"),), order=())
         workload = dataclasses.replace(mapped, model=model, name="mispriced")
         dims = (1,) * len(joint_space(workload).choices)
-        with pytest.raises((TypeError, ValueError), match=said):
+        with pytest.raises((TypeError, ValueError), match=message):
             evaluate(workload, Strategy(4, 2, 1, 16, dims))
     finally:
         withdraw_op("wrong")

@@ -332,8 +332,8 @@ def test_a_workload_file_brings_its_op_to_commands(raysearch: Command, tmp_path:
     text = shipped.replace("phase =", 'declared_choices = "mine:declare"\nphase =', 1)
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
     degrees = ("--tp", "8", "--pp", "4", "--ep", "1", "--batch", "32", "--dims", "megatron-sp")
-    told = json.loads(raysearch("explain", "-w", "mine.toml", *degrees, "--json", cwd=tmp_path).stdout)
-    assert [node["name"] for node in told["pictures"][0]["nodes"]][-2:] == ["post_norm", "combine"]
+    answer = json.loads(raysearch("explain", "-w", "mine.toml", *degrees, "--json", cwd=tmp_path).stdout)
+    assert [node["name"] for node in answer["pictures"][0]["nodes"]][-2:] == ["post_norm", "combine"]
 
 
 # --- refused ----------------------------------------------------------------------------------------------

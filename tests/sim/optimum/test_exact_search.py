@@ -207,10 +207,10 @@ def test_an_unknown_extension_is_refused(toy_moe: Workload) -> None:
 
 
 def test_progress_reaches_its_end(toy_moe: Workload) -> None:
-    told: list[tuple[int, int]] = []
-    find_best(joint_space(toy_moe), progress=lambda done, total: told.append((done, total)))
-    assert told[-1][0] == told[-1][1]
-    shares = [done / total for done, total in told]
+    reports: list[tuple[int, int]] = []
+    find_best(joint_space(toy_moe), progress=lambda done, total: reports.append((done, total)))
+    assert reports[-1][0] == reports[-1][1]
+    shares = [done / total for done, total in reports]
     assert shares == sorted(shares)
 
 

@@ -238,8 +238,8 @@ def test_a_best_at_a_confidence_is_proven() -> None:
 
 def test_a_batch_whose_tokens_divide_evenly_is_found_beyond_slower_ones() -> None:
     """Mixtral 8x7B on two meshes: 29.84 ms let some batches in and keep smaller ones out."""
-    said = {"phase": "serve", "isl": 1000, "osl": 1000, "tpot_ms": 29.84, "weights": "fp8", "kv_cache": "fp8"}
-    asked = question_about("mixtral_8x7b", gpus=256, space="extended", **said)
+    stated = {"phase": "serve", "isl": 1000, "osl": 1000, "tpot_ms": 29.84, "weights": "fp8", "kv_cache": "fp8"}
+    asked = question_about("mixtral_8x7b", gpus=256, space="extended", **stated)
     space = extended_space(asked.load())
     dims = dict(zip(space.choices, ((choice,) for choice in (0, 5, 2, 2, 1, 1, 0, 0, 2, 2, 3, 1)), strict=True))
     mesh = {"tp": (2,), "cp": (1,), "dp": (16,), "ep": (8,), "pp": (1,)}

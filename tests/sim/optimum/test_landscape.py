@@ -363,9 +363,9 @@ def test_no_megatron_strategy_beats_the_optimum(name: str, real_optima: dict[str
 
 
 def test_progress_is_told_part_by_part(toy_dense: Workload) -> None:
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     workload = dataclasses.replace(toy_dense, degrees=DegreeTables((2, 4), (1,), (1, 2), (1, 2, 4)))
-    found = find_optimum(workload, progress=lambda done, total: told.append((done, total)))
-    assert [done for done, _ in told] == list(range(1, told[0][1] + 1))
-    assert {total for _, total in told} == {told[-1][0]}
+    found = find_optimum(workload, progress=lambda done, total: reports.append((done, total)))
+    assert [done for done, _ in reports] == list(range(1, reports[0][1] + 1))
+    assert {total for _, total in reports} == {reports[-1][0]}
     assert found == find_optimum(workload)

@@ -167,8 +167,8 @@ def test_more_groups_than_a_key_has_digits_for_are_solved(toy_moe: Workload) -> 
 
 
 def test_what_a_file_says_of_groups_and_stages_is_searched() -> None:
-    said = question_about("gpt_oss_120b", isl=1024, osl=256, gpus=16)
-    workload = dataclasses.replace(said, groups="own").load()
+    question = question_about("gpt_oss_120b", isl=1024, osl=256, gpus=16)
+    workload = dataclasses.replace(question, groups="own").load()
     assert len(dims_of(workload)) == 24
     assert workload.degrees.pp == (1, 2, 3, 4, 6, 8, 9, 12, 16)
     named = spread_choices(workload, megatron_dims(workload.model))
@@ -201,11 +201,11 @@ def test_the_best_of_degrees_that_divide_nothing_is_that_of_brute_force(
 
 
 def test_experts_are_shared_out_to_any_number_of_ranks_where_it_is_asked() -> None:
-    said = question_about("deepseek_v3", hardware="gb200_nvl72", isl=8192, osl=1024, gpus=72)
-    workload = dataclasses.replace(said, space="extended", any_degrees="ep,pp").load()
+    question = question_about("deepseek_v3", hardware="gb200_nvl72", isl=8192, osl=1024, gpus=72)
+    workload = dataclasses.replace(question, space="extended", any_degrees="ep,pp").load()
     assert workload.degrees.ep == tuple(range(1, 73))
     assert workload.degrees.pp == tuple(range(1, 62))
-    assert said.load().degrees.ep == (1, 2, 4, 8, 16, 32, 64)
+    assert question.load().degrees.ep == (1, 2, 4, 8, 16, 32, 64)
     space, dims = extended_space(workload), spread_choices(workload, megatron_dims(workload.model))
     for ep in (6, 12, 24, 40, 72):
         strategy = Strategy(1, ep, 1, 1024, dims, dp=ep)
@@ -244,8 +244,8 @@ def test_every_shipped_model_is_searched(name: str) -> None:
     [(name, "own" if len(load_model(name).groups) > 1 else "shared") for name in list_names("models")],
 )
 def test_every_shipped_model_is_searched_in_the_extended_space_too(name: str, groups: GroupChoices) -> None:
-    said = question_about(name, phase="serve", isl=1024, osl=256, gpus=64)
-    workload = dataclasses.replace(said.load(), space="extended", groups=groups)
+    question = question_about(name, phase="serve", isl=1024, osl=256, gpus=64)
+    workload = dataclasses.replace(question.load(), space="extended", groups=groups)
     whole, rng = space_of(workload), np.random.default_rng(0)
     drawn = evaluate_many(workload, [whole.sample(rng) for _ in range(6)])
     assert np.isfinite(drawn.tpot_s).all()

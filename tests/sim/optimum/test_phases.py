@@ -48,8 +48,8 @@ CHOICES = {
 
 def small(phase: str, engine: str | None, limits: str) -> Space:
     """Mixtral on up to 8 GPUs, a few choices per op: memory, the engine's limits and both SLOs bind somewhere."""
-    said = {"isl": 2000, "osl": 150, "engine": engine or "none", "gpus": 8, **PHASES[phase], **LIMITS[limits]}
-    description = question_about("mixtral_8x7b", **said)  # type: ignore[arg-type]
+    stated = {"isl": 2000, "osl": 150, "engine": engine or "none", "gpus": 8, **PHASES[phase], **LIMITS[limits]}
+    description = question_about("mixtral_8x7b", **stated)  # type: ignore[arg-type]
     workload = dataclasses.replace(description, space="extended").load()  # more than what an engine can be told
     dp = (1, 2) if engine else ()
     return dataclasses.replace(
@@ -101,8 +101,8 @@ def test_the_best_of_every_phase_is_that_of_brute_force(phase: str, engine: str 
 @pytest.mark.parametrize("wait", [0, 20, 400])
 def test_prompts_that_wait_for_each_other_leave_the_best_that_of_brute_force(wait: int) -> None:
     """Up to 8 attention groups with fewer requests and with more; a larger batch may have the earlier first token."""
-    said = question_about("mixtral_8x7b", phase="serve", isl=2000, osl=150, gpus=8)
-    workload = dataclasses.replace(said, space="extended", prompt_wait_steps=wait).load()
+    question = question_about("mixtral_8x7b", phase="serve", isl=2000, osl=150, gpus=8)
+    workload = dataclasses.replace(question, space="extended", prompt_wait_steps=wait).load()
     few = {name: found[:1] for name, found in CHOICES.items()} | {"attn_norm": (2,), "attn_residual": (2,)}
     space = dataclasses.replace(
         extended_space(workload, ["degrees"]),

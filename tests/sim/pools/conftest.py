@@ -19,8 +19,8 @@ TRAFFIC = Traffic.of([TrafficKind(4000, 200)])
 @pytest.fixture(scope="package")
 def served() -> Workload:
     """Every strategy that vLLM runs on up to eight GPUs, with batches of 1, 8 and 64."""
-    said = question_about("llama_3_1_8b", engine="vllm", isl=4000, osl=200, phase="serve", gpus=8)
-    workload = replace(said, space="vllm").load()
+    question = question_about("llama_3_1_8b", engine="vllm", isl=4000, osl=200, phase="serve", gpus=8)
+    workload = replace(question, space="vllm").load()
     return replace(workload, degrees=replace(workload.degrees, pp=(1, 2), batch=(1, 8, 64)))
 
 

@@ -434,12 +434,12 @@ def without_four_bits(workload: Workload) -> Workload:
 
 
 def test_formats_of_four_bits_that_nothing_was_measured_in_say_to_which_side_they_err() -> None:
-    told = {
+    notes = {
         dtype: question_about("kimi_k2_5", isl=4096, osl=512, engine="vllm", gpus=8, weights=dtype).load()
         for dtype in ("int4", "fp8", "bf16")
     }
     too_fast = "at their fewer bytes: probably too fast"
-    for dtype, workload in told.items():
+    for dtype, workload in notes.items():
         dims = megatron_dims(workload.model)
         named = evaluate(without_four_bits(workload), Strategy(8, 1, 1, 64, dims)).extrapolated
         experts = [each for each in named if each.startswith(("experts", "vllm int4 priced as moe/trtllm"))]

@@ -23,8 +23,8 @@ VLLM = Engine("vllm", EngineTimes(1e-3, 1e-5, 0.5), engine_rules("vllm").memory)
 
 def serving(**changes: object) -> Workload:
     workload = load_workload("mixtral_8x22b_8k")
-    told = {"phase": "serve", "prompt_tokens": 1024, "output_tokens": 256, "engine": VLLM, "tpot_slo_s": math.inf}
-    return replace(workload, **(told | changes))  # type: ignore[arg-type]
+    fields = {"phase": "serve", "prompt_tokens": 1024, "output_tokens": 256, "engine": VLLM, "tpot_slo_s": math.inf}
+    return replace(workload, **(fields | changes))  # type: ignore[arg-type]
 
 
 def strategy(workload: Workload, batch: int) -> Strategy:

@@ -86,10 +86,10 @@ def test_a_larger_batch_never_has_less_of_what_bounds_a_search(
 
 def test_one_group_waits_for_nobody() -> None:
     for batch in (1, 7, 400):
-        at_once, told = batching(serving(), batch, 1), batching(serving(60), batch, 1)
-        assert told.pace == at_once.pace
-        assert told.mixed == at_once.mixed
-        assert told.tokens == at_once.tokens == batch
+        at_once, waiting = batching(serving(), batch, 1), batching(serving(60), batch, 1)
+        assert waiting.pace == at_once.pace
+        assert waiting.mixed == at_once.mixed
+        assert waiting.tokens == at_once.tokens == batch
 
 
 def test_prompts_that_wait_long_enough_come_one_to_each_group() -> None:
@@ -169,13 +169,13 @@ def test_a_wait_for_all_groups_lies_between_equal_answers_and_such_as_differ() -
 
 def test_waiting_pays_where_groups_hold_each_other_up_and_delays_the_first_token() -> None:
     deep = question_about("deepseek_v3", "h200_sxm", "serve", isl=8192, osl=1024, engine="trtllm", gpus=8)
-    at_once, told = (replace(deep, prompt_wait_steps=wait).load() for wait in (0, 60))
+    at_once, waiting = (replace(deep, prompt_wait_steps=wait).load() for wait in (0, 60))
     dims = engine_rules("trtllm").plans_of(at_once)[0].dims
     own, shared = Strategy(1, 8, 1, 256, dims), Strategy(8, 8, 1, 256, dims, 1, 1)
-    before, after = evaluate(at_once, own), evaluate(told, own)
+    before, after = evaluate(at_once, own), evaluate(waiting, own)
     assert after.tokens_per_s_per_gpu > 1.2 * before.tokens_per_s_per_gpu
     assert after.ttft_s > before.ttft_s
-    assert evaluate(told, shared) == evaluate(at_once, shared)
+    assert evaluate(waiting, shared) == evaluate(at_once, shared)
 
 
 def test_engines_that_cannot_wait_say_so() -> None:

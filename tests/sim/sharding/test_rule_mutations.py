@@ -125,8 +125,8 @@ def test_a_rule_that_says_another_placement_of_its_result_is_refused() -> None:
         for name, op, rule in registered()[::EACH]:
             known = rules_of(op, candidates(1))
             for output in candidates(len(op.result)):
-                said = replace(rule, output=output)
-                if not any(each.implies(said.inputs, output) for each in known):
-                    yield name, op, said
+                changed = replace(rule, output=output)
+                if not any(each.implies(changed.inputs, output) for each in known):
+                    yield name, op, changed
 
     assert not survivors(moved_rows())

@@ -168,15 +168,15 @@ def test_gemms_over_tokens_and_gathered_weights_by_hand(toy_moe: Workload, op: s
     weight = inner * columns
     share, gathered_share, gathered = (under(choice) for choice in (TOKENS, GATHERED_TOKENS, GATHERED))
     none, _ = under(NONE)
-    for _, told in (share, gathered_share):  # 2 of 8 tokens, and the whole weight read
-        assert told.work_flops == 2 * 2 * inner * columns
-        assert told.traffic_bytes == 2 * inner * 2 + weight + 2 * columns * 2
-        assert told.placement_out == "S(0)"
+    for _, op_cost in (share, gathered_share):  # 2 of 8 tokens, and the whole weight read
+        assert op_cost.work_flops == 2 * 2 * inner * columns
+        assert op_cost.traffic_bytes == 2 * inner * 2 + weight + 2 * columns * 2
+        assert op_cost.placement_out == "S(0)"
     assert gathered[1].work_flops == 2 * 8 * inner * columns
     assert gathered[1].placement_out == "R"
     assert share[0].memory_bytes.weights == none.memory_bytes.weights
-    for evaluation, told in (gathered_share, gathered):
-        assert ("all_gather", "tp", 4, weight * 3 / 4) in moved(told.collectives)
+    for evaluation, op_cost in (gathered_share, gathered):
+        assert ("all_gather", "tp", 4, weight * 3 / 4) in moved(op_cost.collectives)
         assert none.memory_bytes.weights - evaluation.memory_bytes.weights == 4 * weight * 3 / 4  # four layers
         assert evaluation.memory_bytes.activations >= weight  # the buffer
 
@@ -340,12 +340,12 @@ def test_both_ends_before_and_behind_expert_parallel_experts_by_hand(toy_moe: Wo
     # Where tokens do not travel to their experts, every rank has all of them: both ends are those of plain tensor
     # parallelism.
     copies = dataclasses.replace(toy_moe, expert_exchange="all_gather")
-    assert ends_of(copies, Strategy(4, 4, 1, 16, (NONE,) * 12, dp=1)) == pytest.approx(
+    assert embedding_and_head_s(copies, Strategy(4, 4, 1, 16, (NONE,) * 12, dp=1)) == pytest.approx(
         (tensor.embedding_s, tensor.head_s), rel=1e-12
     )
 
 
-def ends_of(workload: Workload, strategy: Strategy) -> tuple[float, float]:
+def embedding_and_head_s(workload: Workload, strategy: Strategy) -> tuple[float, float]:
     stage = evaluate(workload, strategy).stage
     return stage.embedding_s, stage.head_s
 
@@ -354,5 +354,5 @@ def ends_of(workload: Workload, strategy: Strategy) -> tuple[float, float]:
 def test_data_parallel_attention_looks_up_and_chooses_for_itself(toy_moe: Workload, choice: int) -> None:
     # Whatever the tensor parallel experts leave, whole or cut by tokens: each GPU's own 4 of 16 tokens are there.
     dims = (NONE,) * 11 + (choice,)
-    alone = ends_of(toy_moe, Strategy(1, 1, 1, 4, (NONE,) * 12))
-    assert ends_of(toy_moe, Strategy(1, 1, 1, 16, dims, dp=4)) == alone
+    alone = embedding_and_head_s(toy_moe, Strategy(1, 1, 1, 4, (NONE,) * 12))
+    assert embedding_and_head_s(toy_moe, Strategy(1, 1, 1, 16, dims, dp=4)) == alone

@@ -49,7 +49,7 @@ def test_the_ops_add_up_to_the_layer_that_a_search_is_told_of(name: str) -> None
 def test_what_was_evaluated_before_changes_nothing(name: str) -> None:
     """Strategies share costs; a fresh process that meets them in the opposite order finds the same."""
     strategies = random_strategies(load_workload(name), 20)
-    told = [repr(evaluate(load_workload(name), strategy)) for strategy in strategies]
+    printed = [repr(evaluate(load_workload(name), strategy)) for strategy in strategies]
     lines = [
         "from sim.config.catalog import load_workload",
         "from sim.simulate import evaluate",
@@ -58,7 +58,7 @@ def test_what_was_evaluated_before_changes_nothing(name: str) -> None:
         f"for strategy in reversed({strategies!r}): print(repr(evaluate(workload, strategy)))",
     ]
     fresh = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
-    assert fresh.stdout.splitlines() == told[::-1]
+    assert fresh.stdout.splitlines() == printed[::-1]
 
 
 def evaluation_and_calls(explanation: Explanation) -> tuple[Evaluation, list[int]]:

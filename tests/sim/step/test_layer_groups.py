@@ -305,10 +305,10 @@ def test_a_stage_of_the_head_alone_may_be_the_slowest_of_a_model_of_several_grou
 
 def test_redundant_experts_are_held_and_even_out_the_ranks() -> None:
     """Of 256 experts over 32 GPUs, 32 copies: nine on each instead of eight, the busiest rank with fewer rows."""
-    said = question_about("deepseek_v3", isl=1024, osl=256, gpus=64)
+    question = question_about("deepseek_v3", isl=1024, osl=256, gpus=64)
     found = [
         evaluate(
-            dataclasses.replace(said, redundant_experts=copies).load(),
+            dataclasses.replace(question, redundant_experts=copies).load(),
             Strategy(1, 32, 1, 4096, megatron_dims(load_model("deepseek_v3"))),
         )
         for copies in (0, 32, 64)

@@ -77,9 +77,9 @@ def test_the_optimum_prices_an_overlap_as_evaluate_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("instead", "said"),
+    ("instead", "message"),
     [({"expert_exchange": None}, "all_gather"), ({"engine": "trtllm"}, "TensorRT-LLM"), ({"space": "joint"}, "joint")],
 )
-def test_what_no_engine_overlaps_is_refused(instead: dict[str, str], said: str) -> None:
-    with pytest.raises(CatalogError, match=said):
+def test_what_no_engine_overlaps_is_refused(instead: dict[str, str], message: str) -> None:
+    with pytest.raises(CatalogError, match=message):
         dataclasses.replace(ASKED, two_batch_overlap=True, **instead).load()

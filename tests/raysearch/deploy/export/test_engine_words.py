@@ -25,17 +25,17 @@ VERSIONS = [
 def cases(target: str, version: str) -> list[Deployment]:
     """Deployments that differ in what an engine must be told."""
     engine, drafts = ENGINES[target], Speculation(1, (0.8,), "mtp")
-    said = {"engine": engine, "engine_version": version, "gpus": 32}
+    stated = {"engine": engine, "engine_version": version, "gpus": 32}
     if target == "megatron":
-        said |= {"weights": "bf16", "kv_cache": "bf16"}
-    wide, small = served("deepseek_v3", **said), served("llama_3_1_70b", **said)
-    sparse, scout = served("qwen3_235b_a22b", **said), served("llama_4_scout", **said)
+        stated |= {"weights": "bf16", "kv_cache": "bf16"}
+    wide, small = served("deepseek_v3", **stated), served("llama_3_1_70b", **stated)
+    sparse, scout = served("qwen3_235b_a22b", **stated), served("llama_4_scout", **stated)
     sends = replace(
         wide, expert_exchange="all_to_all", redundant_experts=32, two_batch_overlap=True, speculation=drafts
     )
     draft = replace(small, speculation=Speculation(3, (0.8, 0.6, 0.4), load_model("llama_3_1_8b")))
     looked_up = replace(small, speculation=Speculation(3, (0.8, 0.6, 0.4), None))
-    pools = [served("deepseek_v3", phase=phase, **said) for phase in ("prefill", "decode")]
+    pools = [served("deepseek_v3", phase=phase, **stated) for phase in ("prefill", "decode")]
     wishes: list[tuple[Workload, tuple[int, ...]]] = [
         (sends, (1, 32, 1, 8192)),
         (replace(sends, deepep_mode="normal"), (1, 16, 1, 64)),
@@ -101,8 +101,8 @@ def test_what_has_other_words_in_an_older_version_is_said_in_those() -> None:
     assert read_capability("sglang", "0.5.22").words([groups]) == ([groups], [])
     old = read_capability("vllm", "0.19.1")
     assert old.words([("--quantization", "fp8_per_tensor")]) == ([("--quantization", "fp8")], [])
-    said, lost = old.words([("--quantization", "fp8_per_block"), ("--no-such", 1)])
-    assert not said
+    words, lost = old.words([("--quantization", "fp8_per_block"), ("--no-such", 1)])
+    assert not words
     assert lost == [
         "vLLM 0.19.1: --quantization has no choice fp8_per_block",
         "vLLM 0.19.1: it has no option --no-such",

@@ -38,8 +38,8 @@ ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "megatron": "
 
 
 @cache
-def served(model: str, engine: str = "none", **said: object) -> Workload:
-    asked = {"isl": 4000, "osl": 500, "phase": "serve", **said}
+def served(model: str, engine: str = "none", **fields: object) -> Workload:
+    asked = {"isl": 4000, "osl": 500, "phase": "serve", **fields}
     return question_about(model, engine=engine, **asked).load()
 
 
@@ -74,7 +74,7 @@ def some_strategies(target: str, workload: Workload, count: int) -> list[Strateg
 def test_every_option_exists_and_degrees_multiply_to_the_gpus(target: str, workload: Workload) -> None:
     for strategy in some_strategies(target, workload, 5):
         made = exporter(target)(Deployment(workload, strategy, "org/model"))
-        told = options_of(made.command_text)
+        options = options_of(made.command_text)
         assert not [text for text in made.dropped if "cannot" in text or "in its place" in text]
         if target == "trtllm":
             config = yaml.safe_load(made.files["config.yaml"])
@@ -95,21 +95,21 @@ def test_every_option_exists_and_degrees_multiply_to_the_gpus(target: str, workl
             assert not read_capability(engine, version).refusals(words, {})
         if target == "vllm":
             sizes = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
-            assert np.prod([int(told.get(size, 1)) for size in sizes]) == strategy.gpus
-            assert int(told["--max-num-seqs"]) * int(told.get("--data-parallel-size", 1)) >= strategy.batch
-            assert ("--enable-expert-parallel" in told) == (strategy.ep > 1)
+            assert np.prod([int(options.get(size, 1)) for size in sizes]) == strategy.gpus
+            assert int(options["--max-num-seqs"]) * int(options.get("--data-parallel-size", 1)) >= strategy.batch
+            assert ("--enable-expert-parallel" in options) == (strategy.ep > 1)
         if target == "sglang":
-            tp, groups = int(told["--tp-size"]), int(told.get("--attn-dp-size", 1))
-            assert tp * int(told.get("--pp-size", 1)) == strategy.gpus
+            tp, groups = int(options["--tp-size"]), int(options.get("--attn-dp-size", 1))
+            assert tp * int(options.get("--pp-size", 1)) == strategy.gpus
             assert tp // groups == strategy.tp * strategy.cp
-            assert tp % int(told.get("--ep-size", 1)) == 0
+            assert tp % int(options.get("--ep-size", 1)) == 0
         if target == "megatron":
             model_parallel = strategy.tp * strategy.pp
-            processes = int(told["--nproc-per-node"]) * int(told.get("--nnodes", 1))
+            processes = int(options["--nproc-per-node"]) * int(options.get("--nnodes", 1))
             assert processes == strategy.gpus
             assert processes // model_parallel == strategy.attention_dp
-            experts = int(told.get("--expert-model-parallel-size", 1)) * int(
-                told.get("--expert-tensor-parallel-size", 1)
+            experts = int(options.get("--expert-model-parallel-size", 1)) * int(
+                options.get("--expert-tensor-parallel-size", 1)
             )
             assert not workload.model.is_moe or experts * strategy.pp == processes
 
@@ -118,8 +118,8 @@ def test_every_option_exists_and_degrees_multiply_to_the_gpus(target: str, workl
 def test_drafts_and_copies_of_experts_are_told_in_each_engine_s_words(draft: str | None) -> None:
     head = eagle3_head(load_model("gpt_oss_120b"))
     drafters = {"qwen3_32b": load_model("qwen3_32b"), "eagle3": head, "mtp": "mtp", None: None}
-    said = Speculation(3, (0.8, 0.6, 0.4), drafters[draft], eagle3=draft == "eagle3")
-    workload = replace(served("deepseek_v3", gpus=32), speculation=said, redundant_experts=32)
+    speculation = Speculation(3, (0.8, 0.6, 0.4), drafters[draft], eagle3=draft == "eagle3")
+    workload = replace(served("deepseek_v3", gpus=32), speculation=speculation, redundant_experts=32)
     deployment = Deployment(workload, Strategy(1, 32, 1, 64, megatron_dims(workload.model)), "m")
     made = {target: exporter(target)(deployment) for target in ENGINES}
     vllm, sglang = (options_of(made[target].command_text) for target in ("vllm", "sglang"))
@@ -138,7 +138,7 @@ def test_drafts_and_copies_of_experts_are_told_in_each_engine_s_words(draft: str
     assert trtllm["speculative_config"]["decoding_type"] == kinds[draft]
     assert 3 in trtllm["speculative_config"].values()
     assert trtllm["moe_config"]["load_balancer"]["num_slots"] == 256 + 32
-    assert f"without {said.drafter} drafts, without copies of experts" in " ".join(made["megatron"].dropped)
+    assert f"without {speculation.drafter} drafts, without copies of experts" in " ".join(made["megatron"].dropped)
 
 
 def test_prompts_that_wait_for_each_other_are_told_to_engines_that_can() -> None:
@@ -210,10 +210,10 @@ def test_sglang_mixes_chunks_of_prompts_with_what_decodes_where_they_were_charge
 def test_deprecated_options_are_not_written() -> None:
     workload = served("deepseek_v3")
     strategy = Strategy(1, 16, 1, 64, megatron_dims(workload.model))
-    told = exporter("sglang")(Deployment(workload, strategy, "m")).command_text
-    assert "--attn-dp-size 16" in told
-    assert "--enable-dp-lm-head" in told  # each group has a vocabulary of its own, as was charged
-    assert "--enable-dp-attention" not in told
+    text = exporter("sglang")(Deployment(workload, strategy, "m")).command_text
+    assert "--attn-dp-size 16" in text
+    assert "--enable-dp-lm-head" in text  # each group has a vocabulary of its own, as was charged
+    assert "--enable-dp-attention" not in text
     assert read_capability("sglang", "0.5.23").options["--enable-dp-attention"]["deprecated"]
 
 
@@ -247,8 +247,8 @@ def test_what_an_engine_cannot_be_told_is_named_with_its_cost() -> None:
     there = replace(served("qwen3_235b_a22b", "vllm", gpus=32), expert_exchange="all_to_all", space="extended")
     assert float(after[2]) == pytest.approx(evaluate(there, wished).tokens_per_s_per_gpu, abs=0.06)
     assert float(after[3]) == pytest.approx(100 * (float(after[1]) / float(after[2]) - 1), abs=0.2)
-    told = options_of(made.command_text)
-    sizes = [int(told.get(size, 1)) for size in ("--tensor-parallel-size", "--data-parallel-size")]
+    options = options_of(made.command_text)
+    sizes = [int(options.get(size, 1)) for size in ("--tensor-parallel-size", "--data-parallel-size")]
     assert np.prod(sizes) == 16  # as many GPUs as wished
 
 
@@ -269,11 +269,11 @@ def test_how_collectives_were_priced_and_nobody_runs_them_is_named_with_its_cost
     strategy = Strategy(8, 1, 1, 1, megatron_sp_dims(plain.model))
     made, without = (exporter(target)(Deployment(each, strategy, "m")) for each in (asked, plain))
     assert (made.command_text, _but_left_out(made)) == (without.command_text, _but_left_out(without))
-    told = [text for text in made.dropped if "has no option for" in text]
-    assert len(told) == len(chosen)
+    dropped = [text for text in made.dropped if "has no option for" in text]
+    assert len(dropped) == len(chosen)
     if chosen:
         (name,) = chosen
-        cost = re.search(rf"has no option for {name}.*: ([\d.,]+) tokens/s/GPU, not ([\d.,]+) \(", told[0])
+        cost = re.search(rf"has no option for {name}.*: ([\d.,]+) tokens/s/GPU, not ([\d.,]+) \(", dropped[0])
         assert cost is not None
         found = [float(text.replace(",", "")) for text in cost.groups()]
         both = [evaluate(each, strategy).tokens_per_s_per_gpu for each in (plain, asked)]
@@ -309,9 +309,9 @@ def test_a_strategy_is_priced_on_the_engine_that_is_to_run_it(source: str, hardw
     assert moved.memory_bytes == asked.memory_bytes
     assert [violation.message for violation in moved.violations] == [each.message for each in asked.violations]
 
-    told = exporter("vllm")(Deployment(workload, strategy, repository(workload))).notes[0]
+    note = exporter("vllm")(Deployment(workload, strategy, repository(workload))).notes[0]
     told_of = "the bare machine" if source == "none" else source
-    assert f"for {told_of}; on vLLM {asked.tokens_per_s_per_gpu:,.1f} tokens/s/GPU" in told
+    assert f"for {told_of}; on vLLM {asked.tokens_per_s_per_gpu:,.1f} tokens/s/GPU" in note
     assert not exporter("vllm")(Deployment(there, strategy, repository(there))).notes
 
 
@@ -334,26 +334,26 @@ def test_weights_come_in_the_format_that_was_charged(target: str, weights: str) 
         "trtllm": dict[str, str](),
     }[target]
     shown = f'"${{{CHECKPOINT.name}:?}}"'
-    told, made = start("llama_4_scout")
+    checkpoint, made = start("llama_4_scout")
     assert not made.dropped
     if weights == "bf16" or weights in words:
-        assert told == f"{scout} {words.get(weights, '')}".strip()
+        assert checkpoint == f"{scout} {words.get(weights, '')}".strip()
     elif weights == "fp8":
-        assert told == quantised
+        assert checkpoint == quantised
         assert start("llama_4_scout", kv_cache="bf16")[0] == shown  # NVIDIA's has its cache in fp8, too
     else:
-        assert told == shown
+        assert checkpoint == shown
         assert f"does not quantise {scout} to {weights}" in made.notes[0]
 
-    told, made = start("gpt_oss_120b")  # stored quantised: no engine takes it for anything else
-    assert told == "openai/gpt-oss-120b"
+    checkpoint, made = start("gpt_oss_120b")  # stored quantised: no engine takes it for anything else
+    assert checkpoint == "openai/gpt-oss-120b"
     assert bool(made.dropped) == (weights != "bf16")
     if made.dropped:
         kept = served("gpt_oss_120b", target, weights="bf16", kv_cache="fp8", gpus=16)
         figure = evaluate(kept, Strategy(4, 1, 1, 16, megatron_dims(kept.model))).tokens_per_s_per_gpu
         assert f"bf16 with experts in mxfp4, which stay so; priced was {weights}: {figure:,.1f}" in made.dropped[0]
-    told, made = start("deepseek_v3")
-    assert told == "deepseek-ai/DeepSeek-V3"
+    checkpoint, made = start("deepseek_v3")
+    assert checkpoint == "deepseek-ai/DeepSeek-V3"
     assert bool(made.dropped) == (weights != "fp8_block")
 
 
@@ -391,13 +391,13 @@ def test_a_replica_over_several_nodes_says_what_lies_on_each(tp: int, dp: int, p
     workload = served("qwen3_235b_a22b", "vllm", gpus=64)
     strategy = Strategy(tp, tp * dp, pp, 64, megatron_dims(workload.model), dp=dp)
     made = exporter("vllm")(Deployment(workload, strategy, repository(workload)))
-    told = options_of(made.command_text)
-    assert told["--distributed-executor-backend"] == "ray"
+    options = options_of(made.command_text)
+    assert options["--distributed-executor-backend"] == "ray"
     ranks, gpus = dp, tp * pp
     nodes = re.search(r"cluster of (\d+) nodes", " ".join(made.notes))
     assert nodes is not None
     if ranks > 1 and gpus <= 8:  # the default, all ranks on the head, cannot be placed
-        local = int(told["--data-parallel-size-local"])
+        local = int(options["--data-parallel-size-local"])
         assert local * gpus <= 8
         assert (int(nodes[1]) - 1) * local < ranks <= int(nodes[1]) * local
     assert ("span" in made.command_text) == (ranks > 1 and gpus > 8)
@@ -464,7 +464,7 @@ def test_nodes_that_are_not_filled_are_all_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "batch", "said", "tokens"),
+    ("phase", "batch", "fields", "tokens"),
     [
         ("prefill", 14, {}, 14 * 1000),
         ("decode", 14, {}, 14),
@@ -474,9 +474,9 @@ def test_nodes_that_are_not_filled_are_all_alike() -> None:
     ],
 )
 def test_a_step_has_room_for_the_prompts_that_were_charged(
-    phase: str, batch: int, said: dict[str, Any], tokens: int
+    phase: str, batch: int, fields: dict[str, Any], tokens: int
 ) -> None:
-    workload = served("llama_3_1_8b", phase=phase, isl=1000, osl=100, weights="bf16", kv_cache="bf16", **said)
+    workload = served("llama_3_1_8b", phase=phase, isl=1000, osl=100, weights="bf16", kv_cache="bf16", **fields)
     deployment = Deployment(workload, Strategy(1, 1, 1, batch, megatron_dims(workload.model)), "m")
     made = {target: exporter(target)(deployment) for target in ENGINES}
     vllm, sglang, megatron = (options_of(made[target].command_text) for target in ("vllm", "sglang", "megatron"))
@@ -485,8 +485,8 @@ def test_a_step_has_room_for_the_prompts_that_were_charged(
     assert 0 <= config["max_num_tokens"] - tokens < config["kv_cache_config"]["tokens_per_block"]
     prompts = tokens if phase == "prefill" else tokens - batch
     assert int(sglang.get("--max-prefill-tokens", 0)) == prompts
-    drafting = replace(workload, speculation=Speculation(3, (0.8, 0.6, 0.4), None))
-    drafted = options_of(exporter("vllm")(replace(deployment, workload=drafting)).command_text)
+    speculative = replace(workload, speculation=Speculation(3, (0.8, 0.6, 0.4), None))
+    drafted = options_of(exporter("vllm")(replace(deployment, workload=speculative)).command_text)
     assert phase != "decode" or drafted["--max-num-batched-tokens"] == str(4 * batch)
 
 

@@ -27,8 +27,8 @@ SCHEMAS = json.loads((Path(__file__).parent / "kubernetes.json").read_text())
 def deployment(
     engine: str, strategy: dict[str, int], replicas: int = 2, phase: str = "serve", version: str | None = None
 ) -> Deployment:
-    said = {"engine": engine, "gpus": 64} | ({"engine_version": version} if version else {})
-    asked = question_about("deepseek_v3", isl=4000, osl=500, phase=phase, **said)
+    stated = {"engine": engine, "gpus": 64} | ({"engine_version": version} if version else {})
+    asked = question_about("deepseek_v3", isl=4000, osl=500, phase=phase, **stated)
     workload: Workload = asked.load()
     dims = megatron_dims(workload.model)
     return Deployment(workload, Strategy(pp=1, batch=64, dims=dims, **strategy), "deepseek-ai/DeepSeek-V3", replicas)
@@ -68,8 +68,8 @@ def test_dynamo_takes_both_pools_as_one_resource_with_one_frontend(engine: str) 
     made = export_pools(pools)
     resource = yaml.safe_load(made.files["dynamo.yaml"])
     jsonschema.validate(resource, SCHEMAS["dynamo"]["schema"])
-    told = [(each["type"], each["replicas"]) for each in resource["spec"]["components"]]
-    assert told == [("frontend", 1), ("prefill", 3), ("decode", 2)]
+    components = [(each["type"], each["replicas"]) for each in resource["spec"]["components"]]
+    assert components == [("frontend", 1), ("prefill", 3), ("decode", 2)]
     alone = [yaml.safe_load(exporter("dynamo")(each).files["dynamo.yaml"]) for each in pools.values()]
     assert resource["spec"]["components"][1:] == [each["spec"]["components"][1] for each in alone]
     assert not any("other one" in note for note in made.notes)
@@ -79,10 +79,10 @@ def test_dynamo_takes_both_pools_as_one_resource_with_one_frontend(engine: str) 
 @pytest.mark.parametrize("phase", ["serve", "prefill", "decode"])
 def test_dynamo_s_image_is_told_in_the_words_of_its_own_sglang(phase: str) -> None:
     args = _worker_args(deployment("sglang", TWO_NODES, phase=phase))
-    told = [word for word in args if word.startswith("--")]
-    assert set(told) <= set(read_capability("sglang", "0.5.21").options)
+    options = [word for word in args if word.startswith("--")]
+    assert set(options) <= set(read_capability("sglang", "0.5.21").options)
     assert args[args.index("--dp-size") + 1] == "16"
-    assert "--enable-dp-attention" in told
+    assert "--enable-dp-attention" in options
     assert ("nixl" in args) == (phase != "serve")
     assert (
         args[args.index("--moe-dense-tp-size") + 1] == "1"
@@ -160,8 +160,8 @@ def test_pods_know_the_layers_of_stages_that_are_not_alike(target: str) -> None:
     assert two.layer_partition in ("31,30", "30,31")
     assert "name: VLLM_PP_LAYER_PARTITION\n" in text
     assert f"value: {two.layer_partition}\n" in text
-    told = yaml.safe_load(text)
-    jsonschema.validate(told, SCHEMAS[target.replace("-", "_")]["schema"])
+    resource = yaml.safe_load(text)
+    jsonschema.validate(resource, SCHEMAS[target.replace("-", "_")]["schema"])
 
 
 def test_a_pod_takes_a_host_of_a_rack() -> None:
@@ -204,8 +204,8 @@ def test_llm_d_takes_the_resource(strategy: dict[str, int], version: str | None)
         (container,) = pod["containers"]
         assert container["image"] == f"vllm/vllm-openai:v{known.version}"
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
-        told = [word for word in container["args"] if word.startswith("--")]
-        assert set(told) <= set(known.options)
+        options = [word for word in container["args"] if word.startswith("--")]
+        assert set(options) <= set(known.options)
         assert pod["volumes"][0]["emptyDir"]["medium"] == "Memory"
     (first,) = pods[0]["containers"]
     probed = first["startupProbe"]["httpGet"]["port"]

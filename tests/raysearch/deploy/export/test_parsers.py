@@ -195,11 +195,11 @@ def _checkpoint(model: Model) -> list[str]:
     """The options that a converted checkpoint brings along."""
     group = max(model.groups, key=lambda each: each.experts)
     heads: int = getattr(group.attention, "heads", 1)
-    said: dict[str, int] = {"num-layers": model.layers, "hidden-size": model.hidden, "num-attention-heads": heads}
-    said |= {"seq-length": 4096, "max-position-embeddings": 131072, "micro-batch-size": 1}
+    arguments: dict[str, int] = {"num-layers": model.layers, "hidden-size": model.hidden, "num-attention-heads": heads}
+    arguments |= {"seq-length": 4096, "max-position-embeddings": 131072, "micro-batch-size": 1}
     if group.feed_forward and model.is_moe:
-        said |= {"num-experts": group.experts, "moe-router-topk": group.feed_forward.experts_per_token}
-    return [word for name, value in said.items() for word in (f"--{name}", str(value))]
+        arguments |= {"num-experts": group.experts, "moe-router-topk": group.feed_forward.experts_per_token}
+    return [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
 
 
 @pytest.mark.slow
@@ -223,5 +223,5 @@ def test_the_engine_s_own_parser_and_checks_take_what_is_exported(engine: str, t
     found = ran(engine, commands)
     assert len(found["parsed"]) == len(commands)
     assert len(found["checked"]) == sum(whole for _, whole in commands)
-    for deployment, told in zip(deployments, found["parsed"], strict=True):
-        assert math.prod(told[size] for size in _SIZES[engine]) == deployment.strategy.gpus
+    for deployment, parsed in zip(deployments, found["parsed"], strict=True):
+        assert math.prod(parsed[size] for size in _SIZES[engine]) == deployment.strategy.gpus

@@ -89,9 +89,9 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def started(folder: Path, script: list[str], **environment: str) -> tuple[list[str], dict[str, str]]:
     """Arguments and environment of the program in a folder of stubs that a script starts."""
-    told = {"PATH": f"{folder}:{os.environ['PATH']}", "STUB_OUT": str(folder), **environment}
+    own = {"PATH": f"{folder}:{os.environ['PATH']}", "STUB_OUT": str(folder), **environment}
     before = sorted(folder.iterdir())
-    subprocess.run(script, check=True, env=told, cwd=folder, timeout=LONGEST_S, capture_output=True)
+    subprocess.run(script, check=True, env=own, cwd=folder, timeout=LONGEST_S, capture_output=True)
     assert {*folder.iterdir()} <= {*before, folder / "words", folder / "environment"}, "something else was run"
     found, variables = ((folder / name).read_bytes().decode() for name in ("words", "environment"))
     return found.split("\0")[:-1], dict(line.split("=", 1) for line in variables.split("\0")[:-1])
@@ -162,13 +162,13 @@ def test_pods_start_their_program_with_the_words_that_were_meant(
 ) -> None:
     made = exporter(target)(deployment(target, path, model))
     assert made.command is None
-    told = yaml.safe_load(next(iter(made.files.values())))
+    manifest = yaml.safe_load(next(iter(made.files.values())))
     if target == "dynamo":
-        container = told["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]
-        resource_name = told["metadata"]["name"]
+        container = manifest["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]
+        resource_name = manifest["metadata"]["name"]
     else:
-        container = told["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]
-        resource_name = told["metadata"]["labels"]["llm-d.ai/model"]
+        container = manifest["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]
+        resource_name = manifest["metadata"]["labels"]["llm-d.ai/model"]
     assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", resource_name)
     stated = [each for each in container.get("env", []) if "value" in each]
     variables = {each["name"]: each["value"] for each in stated} | {"HOME": "/root"}
@@ -223,15 +223,19 @@ def test_constants_of_a_python_file_evaluate_to_what_they_were(value: dict[str, 
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(
-    told=st.lists(NAMES),
+    spoken=st.lists(NAMES),
     environment=st.dictionaries(st.sampled_from(["ONE", "TWO"]), st.one_of(NAMES, st.just(""))),
     suffix=NAMES,
 )
 def test_any_command_reaches_its_program_word_for_word(
-    stubs: Path, told: list[str], environment: dict[str, str], suffix: str
+    stubs: Path, spoken: list[str], environment: dict[str, str], suffix: str
 ) -> None:
-    flags = (*(("--option", word) for word in told), ("--switch", None), ("--rank", Variable("NODE_RANK", suffix)))
-    command = Command(("program", *told), flags, environment)
+    flags = (
+        *(("--option", word) for word in spoken),
+        ("--switch", None),
+        ("--rank", Variable("NODE_RANK", suffix)),
+    )
+    command = Command(("program", *spoken), flags, environment)
     found, variables = started(stubs, ["sh", "-c", shell_text(command)], **GIVEN)
     assert found == resolved(command)
     assert {name: variables[name] for name in environment} == environment
@@ -321,9 +325,9 @@ def test_what_does_not_fit_says_so_first_and_the_exit_code_is_3(tmp_path: Path) 
     assert re.match(r".*\ninfeasible: .*GB", shown.stderr)
     assert shown.stdout.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun")
     assert (tmp_path / "start.sh").is_file()
-    told = CliRunner().invoke(app, [*asked, "--json"], catch_exceptions=False)
-    assert told.exit_code == NOTHING_FEASIBLE
-    assert "GB" in json.loads(told.stdout)["violations"][0]
+    result = CliRunner().invoke(app, [*asked, "--json"], catch_exceptions=False)
+    assert result.exit_code == NOTHING_FEASIBLE
+    assert "GB" in json.loads(result.stdout)["violations"][0]
 
 
 @pytest.mark.parametrize(
@@ -337,6 +341,6 @@ def test_evaluate_says_first_what_an_illegal_strategy_breaks(asked: tuple[str, .
     shown = CliRunner().invoke(app, ["evaluate", *QWEN, *asked], catch_exceptions=False)
     assert shown.exit_code == NOTHING_FEASIBLE
     assert re.match(rf".*\nInfeasible: .*{re.escape(says)}", shown.stdout)
-    told = CliRunner().invoke(app, ["evaluate", *QWEN, *asked, "--json"], catch_exceptions=False)
-    assert told.exit_code == NOTHING_FEASIBLE
-    assert json.loads(told.stdout)["violations"] or json.loads(told.stdout)["outside_space"]
+    result = CliRunner().invoke(app, ["evaluate", *QWEN, *asked, "--json"], catch_exceptions=False)
+    assert result.exit_code == NOTHING_FEASIBLE
+    assert json.loads(result.stdout)["violations"] or json.loads(result.stdout)["outside_space"]

@@ -38,17 +38,19 @@ def test_a_strategy_by_options_is_a_command() -> None:
 def test_a_printed_strategy_is_read_and_files_are_written(tmp_path: Path) -> None:
     shown = RUNNER.invoke(app, ["evaluate", *QWEN, "--tp", "2", "--batch", "8", "--json"])
     (tmp_path / "best.json").write_text(shown.stdout)
-    told = json.loads(run(str(tmp_path / "best.json"), *QWEN, "--to", "trtllm", "--out", str(tmp_path / "o"), "--json"))
-    assert told["strategy"]["tp"] == 2
-    assert (tmp_path / "o" / "config.yaml").read_text() == told["files"]["config.yaml"]
-    assert (tmp_path / "o" / "start.sh").read_text() == f"#!/bin/sh\n{told['command']}\n"
+    answer = json.loads(
+        run(str(tmp_path / "best.json"), *QWEN, "--to", "trtllm", "--out", str(tmp_path / "o"), "--json")
+    )
+    assert answer["strategy"]["tp"] == 2
+    assert (tmp_path / "o" / "config.yaml").read_text() == answer["files"]["config.yaml"]
+    assert (tmp_path / "o" / "start.sh").read_text() == f"#!/bin/sh\n{answer['command']}\n"
     with pytest.raises(InputError, match="names no workload"):
         run(str(tmp_path / "best.json"))
 
 
 def test_some_ops_alone_are_exported_to_pytorch(tmp_path: Path) -> None:
-    said = (*QWEN, "--tp", "4", "--batch", "32", "--to", "dtensor", "--set", "ops=qkv_proj, attention,o_proj")
-    run(*said, "--out", str(tmp_path))
+    words = (*QWEN, "--tp", "4", "--batch", "32", "--to", "dtensor", "--set", "ops=qkv_proj, attention,o_proj")
+    run(*words, "--out", str(tmp_path))
     written = (tmp_path / "sharding.py").read_text()
     assert "'o_proj': OpParallel(reads=[(S(0), S(1))]" in written
     assert "ffn1" not in written
@@ -78,17 +80,17 @@ def test_weights_beside_a_configuration_are_served_from_their_folder(tmp_path: P
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(QWEN_CONFIG))
-    said = ("--model", str(folder), "--isl", "4000", "--osl", "500", "--tp", "4", "--batch", "32")
-    shown = RUNNER.invoke(app, ["export", *said], catch_exceptions=False)
+    words = ("--model", str(folder), "--isl", "4000", "--osl", "500", "--tp", "4", "--batch", "32")
+    shown = RUNNER.invoke(app, ["export", *words], catch_exceptions=False)
     assert shown.stdout.startswith("vllm serve mine ")
     assert "put their repository or folder in the place of mine (--set serve=PATH)" in shown.stderr
     (folder / "model.safetensors").touch()
-    assert run(*said).startswith(f"vllm serve {folder} ")
-    assert run(*said, "--to", "dynamo").count(f"- {folder}\n") == 1
+    assert run(*words).startswith(f"vllm serve {folder} ")
+    assert run(*words, "--to", "dynamo").count(f"- {folder}\n") == 1
 
     asked = ("--isl", "4000", "--osl", "500", "--gpus", "1", "--tpot-ms", "32", "--out", str(tmp_path / "answer"))
-    told = RUNNER.invoke(app, ["recommend", "--model", str(folder), *asked], catch_exceptions=False)
-    assert told.exit_code == 0
+    result = RUNNER.invoke(app, ["recommend", "--model", str(folder), *asked], catch_exceptions=False)
+    assert result.exit_code == 0
     assert f"vllm serve {folder} " in (tmp_path / "answer" / "best" / "start.sh").read_text()
     assert run(str(tmp_path / "answer")).startswith(f"vllm serve {folder} ")
 

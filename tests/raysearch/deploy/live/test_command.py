@@ -214,7 +214,7 @@ def quoted(statement: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("echo no json", "JSON object"),
         ("true", "JSON object on its last line, got 'nothing'"),
@@ -237,9 +237,9 @@ def quoted(statement: str) -> str:
         (quoted("sys.stderr.buffer.write(os.urandom(10**6)); sys.exit(1)"), "exit code 1"),
     ],
 )
-def test_a_benchmark_that_fails_is_an_error_of_one_line_and_no_low_score(command: str, said: str) -> None:
-    with pytest.raises(RunFailed, match=said) as failure:
-        measured_by(command, timeout_s=2.0 if said == "more than 2 s" else 30.0)
+def test_a_benchmark_that_fails_is_an_error_of_one_line_and_no_low_score(command: str, message: str) -> None:
+    with pytest.raises(RunFailed, match=message) as failure:
+        measured_by(command, timeout_s=2.0 if message == "more than 2 s" else 30.0)
     assert str(failure.value).isprintable()
     assert len(str(failure.value)) < 2000
 
@@ -301,7 +301,7 @@ def test_a_failed_measurement_is_tried_again_as_often_as_was_said(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         (("--set", "retries=-1"), "--set retries: expected a whole number from 0 to 1,000, got '-1'"),
         (("--set", "timeout_s=0"), "timeout must be above 0 s"),
@@ -309,9 +309,9 @@ def test_a_failed_measurement_is_tried_again_as_often_as_was_said(tmp_path: Path
     ],
 )
 def test_impossible_patience_is_refused_before_anything_runs(
-    tmp_path: Path, option: tuple[str, str], said: str
+    tmp_path: Path, option: tuple[str, str], message: str
 ) -> None:
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         run(*WHAT, "--benchmark", f"touch {tmp_path}/ran", "--out", str(tmp_path / "out"), *option)
     assert list(tmp_path.iterdir()) == []
 
@@ -396,9 +396,9 @@ def test_a_tuning_that_is_killed_takes_its_benchmark_along_or_is_not_gone_on_wit
         return
     wait_until(lambda: sum(ended(pid) for pid in benchmarks) == 1)  # what the guard itself has started
     resumed = start(*words, "--resume", cwd=tmp_path)
-    _, said = resumed.communicate(timeout=LONGEST_S)
+    _, stderr = resumed.communicate(timeout=LONGEST_S)
     assert resumed.returncode == 2
-    (line,) = said.splitlines()
+    (line,) = stderr.splitlines()
     assert "still runs; end it first: kill -9 " in line
     named = set(map(int, line.rpartition("kill -9 ")[2].split()))
     assert {pid for pid in benchmarks if not ended(pid)} <= named  # with an empty environment, too
@@ -410,9 +410,9 @@ def test_a_tuning_that_is_killed_takes_its_benchmark_along_or_is_not_gone_on_wit
 
 @pytest.mark.slow
 def test_mistakes_are_told_with_their_remedy() -> None:
-    for arguments, said in (
+    for arguments, message in (
         ((*WHAT, "--benchmark", "nowhere:measure", "--resume"), "--resume needs"),
         ((*WHAT, "--benchmark", "nowhere:measure"), "cannot import nowhere"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             CliRunner().invoke(app, ["tune-live", *arguments], catch_exceptions=False)

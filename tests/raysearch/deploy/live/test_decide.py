@@ -21,8 +21,8 @@ from tests.questions import question_about
 
 @pytest.fixture(scope="module")
 def candidates() -> Candidates:
-    said = question_about("qwen3_32b", phase="serve", isl=4000, osl=500, engine="vllm", tpot_ms=30.0, gpus=8)
-    return candidates_of(heuristic_space(said.load(), sequence_parallel=False))
+    question = question_about("qwen3_32b", phase="serve", isl=4000, osl=500, engine="vllm", tpot_ms=30.0, gpus=8)
+    return candidates_of(heuristic_space(question.load(), sequence_parallel=False))
 
 
 def truthful(candidates: Candidates, errors: np.ndarray, noise: float = 0.0, seed: int = 0):
@@ -52,8 +52,8 @@ def test_the_first_candidate_is_the_exact_optimum_and_shares_of_its_time_add_up(
 
 
 def test_the_best_of_each_tuple_of_degrees_is_found_whatever_the_slo() -> None:
-    said = question_about("mixtral_8x7b", phase="decode", isl=1024, osl=256, gpus=2)
-    space = heuristic_space(said.load(), sequence_parallel=True)
+    question = question_about("mixtral_8x7b", phase="decode", isl=1024, osl=256, gpus=2)
+    space = heuristic_space(question.load(), sequence_parallel=True)
     found = best_of_degrees(space)
     brute = [evaluate(space.workload, strategy) for strategy in found]
     assert {violation.kind for each in brute for violation in each.violations} <= {"tpot"}

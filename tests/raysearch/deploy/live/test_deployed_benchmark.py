@@ -73,8 +73,8 @@ def program(folder: Path, name: str, code: str) -> None:
 def writes(tool: str) -> str:
     """Code of a tool that writes its results, and what it was told beside them."""
     path = f"results/{benchmark_tool(tool).file}"
-    said = f"pathlib.Path('results').mkdir(); pathlib.Path({path!r}).write_text({json.dumps(SAID[tool])!r})"
-    return f"{said}; pathlib.Path('told').write_text(json.dumps(sys.argv[1:])); print('progress')"
+    code = f"pathlib.Path('results').mkdir(); pathlib.Path({path!r}).write_text({json.dumps(SAID[tool])!r})"
+    return f"{code}; pathlib.Path('told').write_text(json.dumps(sys.argv[1:])); print('progress')"
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -92,9 +92,9 @@ def test_the_script_measures_what_runs_and_prints_what_tune_live_reads(tool: str
     )
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == asdict(Measurement(200.0, 0.02, 4, ttft_s=0.3))  # on 2 x 2 GPUs
-    told = " ".join(json.loads((folder / "told").read_text()))
+    words = " ".join(json.loads((folder / "told").read_text()))
     for word in (url, NAME, "1000", "100", "8", "40"):  # 2 replicas of batch 4, five rounds of them
-        assert word in told or json.dumps(word)[1:-1] in told  # GuideLLM's own options are JSON
+        assert word in words or json.dumps(word)[1:-1] in words  # GuideLLM's own options are JSON
     assert not (folder / "X").exists()
     without = subprocess.run(["sh", BENCHMARK_SCRIPT], cwd=folder, env={"PATH": path}, capture_output=True, text=True)
     assert without.returncode != 0
@@ -138,8 +138,8 @@ def test_the_reader_of_results_says_in_one_line_what_it_misses(tmp_path: Path) -
 )
 def test_an_address_that_is_no_server_s_is_refused_before_anything_starts(url: str, tmp_path: Path) -> None:
     folder = exported(tmp_path / "out", "aiperf")
-    said = json.loads((folder / BENCHMARK_FILE).read_text())
-    (folder / BENCHMARK_FILE).write_text(json.dumps(said | {"url": url}))
+    benchmark = json.loads((folder / BENCHMARK_FILE).read_text())
+    (folder / BENCHMARK_FILE).write_text(json.dumps(benchmark | {"url": url}))
     asked = deployment()
     with pytest.raises(InputError, match="url: "):
         measure_deployed(folder, tmp_path, asked.workload, asked.strategy)
@@ -173,9 +173,9 @@ def test_a_folder_s_benchmark_starts_each_strategy_measures_it_and_ends_it(
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    said = json.loads((folder / BENCHMARK_FILE).read_text())
-    said |= {"url": f"http://localhost:{port}", "start_s": 60}
-    (folder / BENCHMARK_FILE).write_text(json.dumps(said))
+    benchmark = json.loads((folder / BENCHMARK_FILE).read_text())
+    benchmark |= {"url": f"http://localhost:{port}", "start_s": 60}
+    (folder / BENCHMARK_FILE).write_text(json.dumps(benchmark))
     program(tmp_path / "bin", "vllm", f"PORT = {port}\n{_SERVES}")
     program(tmp_path / "bin", "aiperf", writes("aiperf"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
@@ -191,7 +191,7 @@ def test_a_folder_s_benchmark_starts_each_strategy_measures_it_and_ends_it(
         with pytest.raises(RunFailed, match="aiperf ended with 1: \ufffd no such model"):
             measure(asked.strategy)
         stale = subprocess.Popen(["vllm", "serve", "--max-num-seqs", "1"], stderr=subprocess.DEVNULL)
-        while not _answers(said["url"]):
+        while not _answers(benchmark["url"]):
             assert stale.poll() is None
         with pytest.raises(RunFailed, match=f"a server answers at http://localhost:{port} already: end it"):
             measure(asked.strategy)

@@ -199,10 +199,10 @@ def test_the_command_tells_places_and_writes(tmp_path: Path) -> None:
     shown = ask(path, *few, "--out", str(out)).stdout
     assert "every placement was tried" in shown
     assert "comes on top: measured were" in " ".join(shown.split())
-    told = json.loads((out / "placement.json").read_text())
-    assert told.pop("sha256")
-    assert [each["kind"] for each in told["alternatives"]] == ["replicated", "dedicated"]
-    best = told["best"]
+    record = json.loads((out / "placement.json").read_text())
+    assert record.pop("sha256")
+    assert [each["kind"] for each in record["alternatives"]] == ["replicated", "dedicated"]
+    best = record["best"]
     assert best["exact"]
     assert best["attained"]["low"] <= best["attained"]["value"] <= best["attained"]["high"]
     assert best["attained_if_slower"]["value"] <= best["attained"]["value"]
@@ -214,8 +214,8 @@ def test_the_command_tells_places_and_writes(tmp_path: Path) -> None:
 
 def test_nothing_in_time_is_told_by_the_exit_code(tmp_path: Path) -> None:
     path = written(tmp_path, SMALL.replace("300.0", "1.0"))
-    told = json.loads(ask(path, "--set", "requests=100", "--set", "seeds=2", "--json", code=3).stdout)
-    assert told["best"]["attained"]["value"] == 0
+    answer = json.loads(ask(path, "--set", "requests=100", "--set", "seeds=2", "--json", code=3).stdout)
+    assert answer["best"]["attained"]["value"] == 0
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,15 @@ def ask(*words: str, code: int = 0) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def answer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("pools")
     asked = ("--gpus", "16", "--isl", "8000", "--set", "sweep=ttft-ms=20,700,2000", "--out", str(folder), *FEW)
     return folder, ask(*ASKED, *asked)
 
 
-def test_pools_apart_win_at_a_tight_ttft_with_long_prompts(told: tuple[Path, dict[str, Any]]) -> None:
+def test_pools_apart_win_at_a_tight_ttft_with_long_prompts(answer: tuple[Path, dict[str, Any]]) -> None:
     # Published: DistServe (OSDI 2024), Splitwise (ISCA 2024): prompts no longer lengthen the others' tokens.
-    _, tight, loose = told[1]["points"]
+    _, tight, loose = answer[1]["points"]
     for point in (tight, loose):
         assert point["winner"] == "apart"
         ways = point["ways"]
@@ -77,17 +77,17 @@ def test_one_pool_wins_at_low_load() -> None:
 
 
 def test_a_way_that_keeps_no_limit_is_null_and_without_any_the_exit_code_is_3(
-    told: tuple[Path, dict[str, Any]],
+    answer: tuple[Path, dict[str, Any]],
 ) -> None:
-    hopeless = told[1]["points"][0]
+    hopeless = answer[1]["points"][0]
     assert hopeless["winner"] is None
     assert set(hopeless["ways"].values()) == {None}
     small = ("--model", "llama_3_1_8b", "--gpus", "2", "--isl", "8000", "--osl", "500", "--ttft-ms", "20")
     assert ask(*small, code=3)["points"][0]["winner"] is None
 
 
-def test_figures_add_up(told: tuple[Path, dict[str, Any]]) -> None:
-    for point in told[1]["points"][1:]:
+def test_figures_add_up(answer: tuple[Path, dict[str, Any]]) -> None:
+    for point in answer[1]["points"][1:]:
         for way in filter(None, point["ways"].values()):
             assert way["gpus"] + way["left_over"] == 16
             assert way["goodput_per_gpu"] == pytest.approx(way["requests_per_s"] / 16)
@@ -99,8 +99,8 @@ def test_figures_add_up(told: tuple[Path, dict[str, Any]]) -> None:
         assert apart["gpus"] == sum(apart[p]["replicas"] * apart[p]["gpus_per_replica"] for p in ("prefill", "decode"))
 
 
-def test_the_folder_has_the_answers_a_table_and_a_picture(told: tuple[Path, dict[str, Any]]) -> None:
-    folder, answers = told
+def test_the_folder_has_the_answers_a_table_and_a_picture(answer: tuple[Path, dict[str, Any]]) -> None:
+    folder, answers = answer
     kept = json.loads((folder / "pools.json").read_text())
     assert kept.pop("sha256")
     assert kept == answers
@@ -152,9 +152,9 @@ def test_what_experts_apart_give_is_in_the_file_and_export_says_that_no_engine_t
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = ("--model", "mixtral_8x7b", "--isl", "2000", "--osl", "200", "--gpus", "4", "--tpot-ms", "60")
-    told = ask(*words, "--set", "batches=powers_of_two", "--set", "afd", "--out", str(tmp_path))
-    assert told["afd"]["together"]
-    assert json.loads((tmp_path / "pools.json").read_text())["afd"] == told["afd"]
+    answer = ask(*words, "--set", "batches=powers_of_two", "--set", "afd", "--out", str(tmp_path))
+    assert answer["afd"]["together"]
+    assert json.loads((tmp_path / "pools.json").read_text())["afd"] == answer["afd"]
     shown = RUNNER.invoke(app, ["export", str(tmp_path), "--to", "vllm"], catch_exceptions=False)
     assert shown.exit_code == 0
     assert "no release of an engine serves them on GPUs of their own" in caplog.text

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("every_best_alone")
 SAID = {"isl": 1000, "osl": 200, "tpot_ms": 12.0, "ttft_ms": 150.0, "phase": "serve", "engine": "vllm"}
 
 
-def a_demand(confidence: float, **said: object) -> Demand:
-    workload = question_about("llama_3_1_8b", gpus=4, **{**SAID, **said}, batches="any").load()
+def a_demand(confidence: float, **fields: object) -> Demand:
+    workload = question_about("llama_3_1_8b", gpus=4, **{**SAID, **fields}, batches="any").load()
     return Demand(workload, 4, top=2, confidence=confidence)
 
 
@@ -75,12 +75,12 @@ def test_what_is_recommended_holds_and_its_price_is_told() -> None:
         assert option.evaluation.tpot_at_s(0.9) <= 12e-3 * (1 + 1e-9)
         assert option.evaluation.ttft_at_s(0.9) <= 150e-3 * (1 + 1e-9)
     assert "at confidence 0.9" in found.answer.options[0].limit
-    told = found.to_dict()
+    record = found.to_dict()
     even = rs.recommend(replace(question, confidence=0.5), top=1, only="aggregated")
-    assert told["confidence"] == 0.9
-    assert told["at_even_odds"]["strategy"] == even.to_dict()["best"]["strategy"]
+    assert record["confidence"] == 0.9
+    assert record["at_even_odds"]["strategy"] == even.to_dict()["best"]["strategy"]
     assert even.to_dict()["at_even_odds"] is None
-    assert told["at_even_odds"]["tokens_per_s_per_gpu"] > best.tokens_per_s_per_gpu
+    assert record["at_even_odds"]["tokens_per_s_per_gpu"] > best.tokens_per_s_per_gpu
 
 
 def test_where_nothing_holds_the_answer_says_what_does_and_how_long_it_takes() -> None:

@@ -62,16 +62,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(folder: Path) -> dict[str, Any]:
+def answer(folder: Path) -> dict[str, Any]:
     return ask("--out", str(folder), "--set", "price=2.5", "--ttft-ms", "500", *EVEN)
 
 
-def test_the_best_is_the_exact_best_of_the_engine(told: dict[str, Any]) -> None:
-    workload = Question(**told["question"]).load()
-    assert workload.config_hash == told["config_hash"]
+def test_the_best_is_the_exact_best_of_the_engine(answer: dict[str, Any]) -> None:
+    workload = Question(**answer["question"]).load()
+    assert workload.config_hash == answer["config_hash"]
     found = find_best(space_of(workload)).evaluation
     assert found is not None
-    best = told["best"]
+    best = answer["best"]
     # Replicas of any degrees fill four GPUs, so the best per GPU is the best in all.
     assert best["tokens_per_s_per_gpu"] == pytest.approx(found.tokens_per_s_per_gpu, rel=1e-12)
     again = evaluate(workload, as_strategy(best["strategy"]))
@@ -80,16 +80,16 @@ def test_the_best_is_the_exact_best_of_the_engine(told: dict[str, Any]) -> None:
     assert not engine_rules("vllm").refusals(workload, again.strategy)
 
 
-def test_every_figure_has_its_interval_around_it(told: dict[str, Any]) -> None:
-    for option in (told["best"], *told["alternatives"]):
+def test_every_figure_has_its_interval_around_it(answer: dict[str, Any]) -> None:
+    for option in (answer["best"], *answer["alternatives"]):
         for name in ("tpot_s", "ttft_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user"):
             low, high = option["intervals"][name]
             assert low < option[name] < high
         assert option["tokens_per_s_per_user"] == pytest.approx(1 / option["tpot_s"])
 
 
-def test_replicas_fill_the_gpus_and_alternatives_differ_and_follow_in_worth(told: dict[str, Any]) -> None:
-    options = [told["best"], *told["alternatives"]]
+def test_replicas_fill_the_gpus_and_alternatives_differ_and_follow_in_worth(answer: dict[str, Any]) -> None:
+    options = [answer["best"], *answer["alternatives"]]
     assert len(options) == 3
     for option in options:
         assert option["gpus"] == option["replicas"] * option["gpus_per_replica"]
@@ -106,8 +106,8 @@ def test_replicas_fill_the_gpus_and_alternatives_differ_and_follow_in_worth(told
 
 
 def test_an_alternative_has_what_all_before_it_lack_and_is_the_best_that_has_it() -> None:
-    said = {"isl": 8000, "osl": 1000, "tpot_ms": 50.0, "phase": "serve", "engine": "vllm", "kv_cache": "fp8"}
-    workload = question_about("qwen3_235b_a22b", gpus=16, **said, batches="any").load()
+    stated = {"isl": 8000, "osl": 1000, "tpot_ms": 50.0, "phase": "serve", "engine": "vllm", "kv_cache": "fp8"}
+    workload = question_about("qwen3_235b_a22b", gpus=16, **stated, batches="any").load()
     demand, known = Demand(workload, 16, top=9, confidence=0.5), {}
     bests = best_first(demand, 1, known)
     options = [*bests, *alternatives(demand, bests, known)]
@@ -142,43 +142,43 @@ def test_degrees_that_are_left_out_are_in_nothing_that_is_answered() -> None:
 
 
 def test_an_alternative_of_smaller_replicas_is_the_exact_best_of_so_many_gpus() -> None:
-    said = {"isl": 4000, "osl": 500, "tpot_ms": 20.0, "phase": "serve", "engine": "sglang"}
-    workload = question_about("qwen3_32b", gpus=7, **said, batches="any").load()
+    stated = {"isl": 4000, "osl": 500, "tpot_ms": 20.0, "phase": "serve", "engine": "sglang"}
+    workload = question_about("qwen3_32b", gpus=7, **stated, batches="any").load()
     demand, known = Demand(workload, 7, confidence=0.5), {}
     bests = best_first(demand, 1, known)
     assert bests[0].gpus == 2
-    told = [each for each in alternatives(demand, bests, known) if each.gpus == 1]
-    single = question_about("qwen3_32b", gpus=1, **said, batches="any").load()
+    singles = [each for each in alternatives(demand, bests, known) if each.gpus == 1]
+    single = question_about("qwen3_32b", gpus=1, **stated, batches="any").load()
     found = find_best(space_of(single)).evaluation
     assert found is not None
-    assert told[0].strategy == found.strategy
-    assert reason(demand, told[0], bests[0]).startswith("replicas of 1 GPU, not 2; ")
+    assert singles[0].strategy == found.strategy
+    assert reason(demand, singles[0], bests[0]).startswith("replicas of 1 GPU, not 2; ")
 
 
-def test_the_binding_limit_is_what_one_more_request_breaks(told: dict[str, Any]) -> None:
-    assert told["best"]["binding_limit"].startswith("TPOT: batch ")
-    assert re.search(r"the limit is 12\.0+ ms", told["best"]["binding_limit"])
+def test_the_binding_limit_is_what_one_more_request_breaks(answer: dict[str, Any]) -> None:
+    assert answer["best"]["binding_limit"].startswith("TPOT: batch ")
+    assert re.search(r"the limit is 12\.0+ ms", answer["best"]["binding_limit"])
 
 
-def test_other_spaces_lie_beside_and_hold_the_engines(told: dict[str, Any]) -> None:
-    extended = told["beside"]["extended"]
+def test_other_spaces_lie_beside_and_hold_the_engines(answer: dict[str, Any]) -> None:
+    extended = answer["beside"]["extended"]
     assert extended["engine_reaches"] <= 1 + 1e-12
-    share = told["best"]["tokens_per_s_per_gpu"] / extended["tokens_per_s_per_gpu"]  # both fill all GPUs
+    share = answer["best"]["tokens_per_s_per_gpu"] / extended["tokens_per_s_per_gpu"]  # both fill all GPUs
     assert extended["engine_reaches"] == pytest.approx(share)
-    assert set(told["beside"]) == {"paper", "extended"}
+    assert set(answer["beside"]) == {"paper", "extended"}
 
 
-def test_more_of_anything_never_costs(told: dict[str, Any]) -> None:
-    gains = {each["change"]: each["gain"] for each in told["sensitivity"]}
+def test_more_of_anything_never_costs(answer: dict[str, Any]) -> None:
+    gains = {each["change"]: each["gain"] for each in answer["sensitivity"]}
     assert len(gains) == 6
     assert all(gain >= -1e-12 for change, gain in gains.items() if change.startswith(("10 %", "a T")))
     assert gains["10 % more HBM bandwidth"] > 0.01  # decoding streams weights and cache
     assert gains["a TPOT 10 % longer"] > 0  # the TPOT binds
 
 
-def test_the_front_falls_and_no_point_beats_another(told: dict[str, Any], folder: Path) -> None:
-    users = [row["tokens_per_s_per_user"] for row in told["pareto"]]
-    values = [row["tokens_per_s_per_gpu"] for row in told["pareto"]]
+def test_the_front_falls_and_no_point_beats_another(answer: dict[str, Any], folder: Path) -> None:
+    users = [row["tokens_per_s_per_user"] for row in answer["pareto"]]
+    values = [row["tokens_per_s_per_gpu"] for row in answer["pareto"]]
     assert len(users) > 3
     assert users == sorted(users)
     assert values == sorted(values, reverse=True)
@@ -187,9 +187,9 @@ def test_the_front_falls_and_no_point_beats_another(told: dict[str, Any], folder
     assert (folder / "pareto.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_recommendation_is_exported_as_it_stands(told: dict[str, Any], folder: Path) -> None:
+def test_a_recommendation_is_exported_as_it_stands(answer: dict[str, Any], folder: Path) -> None:
     kept = folder / "recommendation.json"
-    assert read_record(kept, Record) == told
+    assert read_record(kept, Record) == answer
     altered = folder / "altered.json"
     altered.write_text(kept.read_text().replace('"tp": ', '"tp": 1', 1))
     with pytest.raises(InputError, match="altered since it was written"):
@@ -197,15 +197,15 @@ def test_a_recommendation_is_exported_as_it_stands(told: dict[str, Any], folder:
     altered.unlink()
     shown = RUNNER.invoke(app, ["export", str(folder), "--to", "vllm"], catch_exceptions=False)
     assert shown.stdout.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct")
-    assert f"--tensor-parallel-size {told['best']['strategy']['tp']}" in shown.stdout
+    assert f"--tensor-parallel-size {answer['best']['strategy']['tp']}" in shown.stdout
     assert shown.stdout.strip() in (folder / "best" / "start.sh").read_text()
     second = RUNNER.invoke(app, ["export", str(folder), "--alternative", "1", "--json"], catch_exceptions=False)
-    assert json.loads(second.stdout)["strategy"] == told["alternatives"][0]["strategy"]
+    assert json.loads(second.stdout)["strategy"] == answer["alternatives"][0]["strategy"]
 
 
 @pytest.mark.usefixtures("best_alone")
 @pytest.mark.parametrize("load", [("--requests-per-s", "6"), ("--concurrency", "40")])
-def test_a_load_takes_the_fewest_gpus(told: dict[str, Any], load: tuple[str, str]) -> None:
+def test_a_load_takes_the_fewest_gpus(answer: dict[str, Any], load: tuple[str, str]) -> None:
     sized = ask(*load, "--ttft-ms", "500", *FEW)
     for option in (sized["best"], *sized["alternatives"]):
         carried = option["requests_per_s"] if load[0] == "--requests-per-s" else option["requests_at_once"]
@@ -215,20 +215,20 @@ def test_a_load_takes_the_fewest_gpus(told: dict[str, Any], load: tuple[str, str
         assert carried * (least - 1) / option["replicas"] < float(load[1])
         assert least <= option["replicas"]
     if load[0] == "--requests-per-s":  # no strategy does more per GPU than the exact best
-        each = told["best"]["tokens_per_s_per_gpu"] / 200
+        each = answer["best"]["tokens_per_s_per_gpu"] / 200
         best = sized["best"]
         assert best["gpus"] >= math.ceil(6 / each)
         low, high = best["intervals"]["tokens_per_s_per_gpu"]  # what surely carries it
         assert low < best["tokens_per_s_per_gpu"] < high
         assert best["gpus_at_low_end"] * low >= 6 * 200 > (best["gpus_at_low_end"] - best["gpus_per_replica"]) * low
-    assert "gpus_at_low_end" not in told["best"]
+    assert "gpus_at_low_end" not in answer["best"]
 
 
 @pytest.mark.usefixtures("best_alone")
 def test_requests_at_once_take_as_few_gpus_as_any_batch_allows() -> None:
-    said = {"isl": 1, "osl": 1, "tpot_ms": 10.0, "phase": "serve", "engine": "vllm"}
+    stated = {"isl": 1, "osl": 1, "tpot_ms": 10.0, "phase": "serve", "engine": "vllm"}
     formats = {"weights": "fp8", "kv_cache": "fp8"}
-    workload = question_about("llama_3_1_8b", gpus=4, **said, **formats, batches="any").load()
+    workload = question_about("llama_3_1_8b", gpus=4, **stated, **formats, batches="any").load()
     demand = Demand(workload, 4, concurrency=130, confidence=0.5)
     fastest = best_first(demand.unloaded, 1)[0]
     assert fastest.strategy.batch < 130  # of one GPU, whose larger batches are slower for some way
@@ -242,8 +242,8 @@ def test_requests_at_once_take_as_few_gpus_as_any_batch_allows() -> None:
 
 @pytest.mark.parametrize(("engine", "counts_all"), [("vllm", True), ("sglang", False)])
 def test_every_second_of_a_request_shows_in_one_figure_by_little_s_law(engine: str, counts_all: bool) -> None:
-    said = {"isl": 1000, "osl": 200, "tpot_ms": 12.0, "phase": "serve", "engine": engine, "gpus": 4}
-    demand = Demand(question_about("llama_3_1_8b", **said, batches="any").load(), 4)
+    stated = {"isl": 1000, "osl": 200, "tpot_ms": 12.0, "phase": "serve", "engine": engine, "gpus": 4}
+    demand = Demand(question_about("llama_3_1_8b", **stated, batches="any").load(), 4)
     best = best_first(demand, 1)[0]
     fleet = fleet_of(demand, best)
     stay = stay_of(demand, best, fleet)
@@ -258,12 +258,12 @@ def test_every_second_of_a_request_shows_in_one_figure_by_little_s_law(engine: s
 
 @pytest.mark.usefixtures("best_alone")
 def test_prompts_wait_for_each_other_where_the_engine_can(raysearch: Callable[..., Any], tmp_path: Path) -> None:
-    said = ("--set", "prompt_wait_steps=30", "--set", "top=1", *COARSE)
-    told = ask("--engine", "sglang", "--out", str(tmp_path), *said)
-    assert told["question"]["prompt_wait_steps"] == 30
+    words = ("--set", "prompt_wait_steps=30", "--set", "top=1", *COARSE)
+    answer = ask("--engine", "sglang", "--out", str(tmp_path), *words)
+    assert answer["question"]["prompt_wait_steps"] == 30
     kept = json.loads((tmp_path / "recommendation.json").read_text())["question"]
     assert Question(**kept).load().prompt_wait_steps == 30  # as its export reads it
-    refused = raysearch("recommend", *ASKED, *said)
+    refused = raysearch("recommend", *ASKED, *words)
     assert refused.returncode == 2
     assert "vLLM 0.33.0: no prompt waits for those of other attention groups" in refused.stderr
 
@@ -273,8 +273,8 @@ FP8 = ("--weights", "fp8", "--kv-cache", "fp8")
 
 def llama(gpus: int, *words: str, model: str = "llama_3_1_8b", code: int = 0) -> dict[str, Any]:
     """An answer of another demand than `ASKED`."""
-    said = ("--model", model, "--gpus", str(gpus), "--isl", "1000", "--osl", "100", *FP8)
-    shown = RUNNER.invoke(app, ["recommend", *said, *words, "--json"], catch_exceptions=False)
+    stated = ("--model", model, "--gpus", str(gpus), "--isl", "1000", "--osl", "100", *FP8)
+    shown = RUNNER.invoke(app, ["recommend", *stated, *words, "--json"], catch_exceptions=False)
     assert shown.exit_code == code, shown.output
     return json.loads(shown.stdout)
 
@@ -300,8 +300,8 @@ def test_a_load_that_the_gpus_cannot_carry_says_how_many_could(load: tuple[str, 
 
 @pytest.mark.usefixtures("best_alone")
 def test_a_load_of_prompts_is_counted_in_prompts() -> None:
-    told = llama(16, "--phase", "prefill", "--ttft-ms", "300", "--requests-per-s", "100", "--set", "price=2", *COARSE)
-    best = told["best"]
+    answer = llama(16, "--phase", "prefill", "--ttft-ms", "300", "--requests-per-s", "100", "--set", "price=2", *COARSE)
+    best = answer["best"]
     assert best["requests_per_s"] >= 100
     assert best["requests_per_s"] * (best["replicas"] - 1) / best["replicas"] < 100
     # What is paid for is the load, not what the replicas could do besides.
@@ -309,8 +309,8 @@ def test_a_load_of_prompts_is_counted_in_prompts() -> None:
 
 
 def test_with_gpus_left_over_like_is_compared_with_like() -> None:
-    told = llama(7, "--tpot-ms", "24", *EVEN, "--set", "only=aggregated", model="llama_3_1_70b")
-    options = [told["best"], *told["alternatives"]]
+    answer = llama(7, "--tpot-ms", "24", *EVEN, "--set", "only=aggregated", model="llama_3_1_70b")
+    options = [answer["best"], *answer["alternatives"]]
     assert options[0]["left_over"] > 0
     for each in options[1:]:
         assert each["tokens_per_s"] <= options[0]["tokens_per_s"]
@@ -318,10 +318,10 @@ def test_with_gpus_left_over_like_is_compared_with_like() -> None:
             fewer = 1 - each["tokens_per_s"] / options[0]["tokens_per_s"]
             assert f"{fewer:.1%} fewer tokens/s in all, {each['left_over']} GPU" in each["reason"]
     best = options[0]["tokens_per_s"]
-    for other in told["beside"].values():
+    for other in answer["beside"].values():
         filled = other["tokens_per_s_per_gpu"] * (7 // other["gpus_per_replica"]) * other["gpus_per_replica"]
         assert other["engine_reaches"] == pytest.approx(best / filled)
-    gains = {each["change"]: each for each in told["sensitivity"]}
+    gains = {each["change"]: each for each in answer["sensitivity"]}
     for change in ("10 % more HBM", "10 % more HBM bandwidth", "a TPOT 10 % longer"):
         each = gains[change]
         assert each["gain"] >= -1e-12  # more of a thing never costs
@@ -329,17 +329,17 @@ def test_with_gpus_left_over_like_is_compared_with_like() -> None:
 
 
 def test_under_a_load_gains_are_fewer_gpus_and_a_batch_may_be_bound_by_nothing() -> None:
-    told = llama(1, "--phase", "decode", "--requests-per-s", "7", "--tpot-ms", "8", *EVEN)
-    assert told["best"]["gpus"] == 1
-    assert all(each["gain"] == 0 for each in told["sensitivity"] if each["change"].startswith("10 %"))
-    assert told["best"]["binding_limit"].startswith("none: batch ")
-    assert told["best"]["binding_limit"].endswith("but the load takes as many GPUs with it")
+    answer = llama(1, "--phase", "decode", "--requests-per-s", "7", "--tpot-ms", "8", *EVEN)
+    assert answer["best"]["gpus"] == 1
+    assert all(each["gain"] == 0 for each in answer["sensitivity"] if each["change"].startswith("10 %"))
+    assert answer["best"]["binding_limit"].startswith("none: batch ")
+    assert answer["best"]["binding_limit"].endswith("but the load takes as many GPUs with it")
 
 
 @pytest.mark.usefixtures("best_alone")
 def test_more_memory_is_what_the_engine_s_share_of_it_needs_and_only_said_to_suffice_if_it_does(tmp_path: Path) -> None:
-    said = ("--weights", "bf16", "--kv-cache", "bf16", "--osl", "64")
-    miss = llama(1, *said, "--tpot-ms", "60", model="llama_3_1_70b", code=3)["nearest_miss"]
+    words = ("--weights", "bf16", "--kv-cache", "bf16", "--osl", "64")
+    miss = llama(1, *words, "--tpot-ms", "60", model="llama_3_1_70b", code=3)["nearest_miss"]
     needs = next(text for text in miss["would_fit"] if text.endswith("GB more memory on each GPU"))
     hardware = load_hardware("h100_sxm")
     workload = question_about(
@@ -357,7 +357,7 @@ def test_more_memory_is_what_the_engine_s_share_of_it_needs_and_only_said_to_suf
         larger = replace(workload, hardware=replace(workload.hardware, hbm_bytes=hardware.hbm_bytes + more * 1e9))
         assert (find_best(space_of(larger)).evaluation is not None) == fits
     # A TPOT that no memory would meet: memory alone is not said to suffice.
-    miss = llama(1, *said, "--tpot-ms", "20", model="llama_3_1_70b", code=3)["nearest_miss"]
+    miss = llama(1, *words, "--tpot-ms", "20", model="llama_3_1_70b", code=3)["nearest_miss"]
     assert not [text for text in miss["would_fit"] if text.endswith("memory on each GPU") and " and " not in text]
     assert [text for text in miss["would_fit"] if " and " in text]
 
@@ -393,12 +393,12 @@ def test_where_nothing_is_feasible_the_nearest_miss_and_what_would_fit_are_told(
 
 @pytest.mark.usefixtures("best_alone")
 def test_a_folder_holds_what_starts_the_last_answer_and_nothing_of_those_before(tmp_path: Path) -> None:
-    said = ("--tpot-ms", "8", "--out", str(tmp_path))
-    llama(1, *said, "--engine", "trtllm", "--phase", "decode")
+    words = ("--tpot-ms", "8", "--out", str(tmp_path))
+    llama(1, *words, "--engine", "trtllm", "--phase", "decode")
     assert (tmp_path / "best" / "config.yaml").exists()
     (tmp_path / "mine.txt").touch()
     (tmp_path / "alternative9").mkdir()
-    llama(1, *said, "--engine", "sglang", "--phase", "decode")
+    llama(1, *words, "--engine", "sglang", "--phase", "decode")
     assert {each.name for each in (tmp_path / "best").iterdir()} == {"start.sh"}
     assert not (tmp_path / "alternative9").exists()
     llama(1, "--tpot-ms", "0.01", "--out", str(tmp_path), code=3)
@@ -431,7 +431,7 @@ def test_a_folder_is_written_though_nobody_reads_what_is_printed(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--tpot-ms", "nan"), "--tpot-ms: expected a finite number, got nan"),
         (("--weights", "anyx"), "--weights: unknown format 'anyx': did you mean 'any'?"),
@@ -442,11 +442,11 @@ def test_a_folder_is_written_though_nobody_reads_what_is_printed(
     ],
 )
 def test_what_is_wrong_is_told_in_the_words_that_were_typed(
-    raysearch: Callable[..., Any], words: tuple[str, ...], told: str
+    raysearch: Callable[..., Any], words: tuple[str, ...], message: str
 ) -> None:
     refused = raysearch("recommend", *ASKED, *words)
     assert refused.returncode == 2
-    assert refused.stderr.startswith(f"error: {told}")
+    assert refused.stderr.startswith(f"error: {message}")
 
 
 @pytest.mark.usefixtures("best_alone")
@@ -496,19 +496,19 @@ def test_the_answer_stands_in_the_terminal() -> None:
     ):
         assert text in shown.stdout
     # The best lies just within the SLO with some of the others' prompts, and beyond it with all.
-    said = " ".join(shown.stdout.split())
-    assert re.search(r"includes 52% of other requests' prompts.*ms per token, above the SLO\)", said)
+    output = " ".join(shown.stdout.split())
+    assert re.search(r"includes 52% of other requests' prompts.*ms per token, above the SLO\)", output)
 
 
 @pytest.mark.usefixtures("best_alone")
 def test_both_forms_of_deployment_are_what_pools_says_and_the_better_one_leads(tmp_path: Path) -> None:
     asked = ("--model", "llama_3_1_70b", "--gpus", "8", "--isl", "8000", "--osl", "500", "--tpot-ms", "30", *COARSE)
     shown = RUNNER.invoke(app, ["recommend", *asked, "--out", str(tmp_path), "--json", "--set", "top=1"])
-    told = json.loads(shown.stdout)
+    answer = json.loads(shown.stdout)
     ways = json.loads(RUNNER.invoke(app, ["pools", *asked, "--json"]).stdout)["points"][0]["ways"]
-    pair, single = told["best"], told["alternatives"][0]
-    assert (told["winner"], pair["form"], single["form"]) == ("disaggregated", "disaggregated", "aggregated")
-    assert told["disaggregated"] == pair
+    pair, single = answer["best"], answer["alternatives"][0]
+    assert (answer["winner"], pair["form"], single["form"]) == ("disaggregated", "disaggregated", "aggregated")
+    assert answer["disaggregated"] == pair
     assert pair["tokens_per_s"] > single["tokens_per_s"]
     for phase in ("prefill", "decode"):
         assert pair[phase] == ways["apart"][phase]

@@ -212,8 +212,8 @@ def test_two_pools_are_replayed_from_their_folder(tmp_path: Path) -> None:
     # The first token is later than alone; tokens come no later than in a full batch.
     assert run.seconds["ttft_s"]["p50"] > pair.prefill.latency_s + pair.transfer_s
     assert run.seconds["tpot_s"]["mean"] < pair.tpot_s * 1.02
-    said = found.to_dict()
-    assert said["prefill"]["replicas"] == pair.prefills
+    answer = found.to_dict()
+    assert answer["prefill"]["replicas"] == pair.prefills
     assert "Prompts on" in str(found)
     with pytest.raises(InputError, match="two pools have replicas of their own"):
         rs.replay(path=tmp_path, requests_per_s=1, replicas=2)

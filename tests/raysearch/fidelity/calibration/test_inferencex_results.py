@@ -87,8 +87,8 @@ def test_engines_are_scaled_to_published_results(tmp_path: Path) -> None:
 
 def test_a_published_file_is_validated_in_a_folders_place(tmp_path: Path) -> None:
     path = written(tmp_path, {"hardware": "mi355x", "framework": "sglang"}, {"hardware": "b200"})
-    told = CliRunner().invoke(app, ["validate", str(path), "--hardware", "mi355x", "--json"], catch_exceptions=False)
-    assert told.exit_code == 0, told.output
-    report = json.loads(told.stdout)
+    result = CliRunner().invoke(app, ["validate", str(path), "--hardware", "mi355x", "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
     assert report["endtoend_ttft_tpot"]["rows"] == 1
     assert report["gemm"]["note"] == "not checked: no such file"

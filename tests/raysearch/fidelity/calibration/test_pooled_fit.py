@@ -109,10 +109,10 @@ def test_the_measured_machines_charge_an_engine_as_its_cell_says(machine: str) -
     CalibrationFile.model_validate(calibration.data)
     model = load_model("deepseek_v3")
     record = calibration.data["serving"]["engines"]["trtllm"]
-    plain, drafting = (
+    plain, speculative = (
         load_engine("trtllm", calibration, model, "fp8_block", drafts=drafts).times for drafts in (False, True)
     )
-    assert plain == times_of(record, ["deepseek_v3/fp8_block"], model.layers) != drafting
-    assert drafting == times_of(record, cells_of(model, "fp8_block", drafts=True), model.layers)
+    assert plain == times_of(record, ["deepseek_v3/fp8_block"], model.layers) != speculative
+    assert speculative == times_of(record, cells_of(model, "fp8_block", drafts=True), model.layers)
     newer, older = (load_engine(name, calibration, model, "fp8_block").times for name in ("trtllm", "trtllm<1.2"))
     assert newer.kernel_factor < older.kernel_factor

@@ -58,8 +58,8 @@ def published(folder: Path, system: str = "b200_sxm") -> Path:
 def test_the_newest_version_of_each_engine_is_read_in_microseconds(tmp_path: Path) -> None:
     tables = tmp_path / "tables"
     tables.mkdir()
-    told = write_tables(published(tmp_path / "wheel"), "b200_sxm", tables)
-    assert told == [
+    notes = write_tables(published(tmp_path / "wheel"), "b200_sxm", tables)
+    assert notes == [
         "attention_decode.csv: vllm 0.24.0",
         "attention_window_decode.csv: vllm 0.24.0",
         "gemm.csv: vllm 0.24.0",

@@ -47,8 +47,8 @@ def published(folder: Path) -> Path:
 def test_the_fastest_kernel_of_each_shape_of_a_chip_is_read_in_the_format_of_its_file(tmp_path: Path) -> None:
     tables = tmp_path / "tables"
     tables.mkdir()
-    told = write_tuned_tables(published(tmp_path / "configs"), "gfx950", 256, tables)
-    assert told == ["gemm.csv: 37 shapes", "moe.csv: 1 shapes"]
+    notes = write_tuned_tables(published(tmp_path / "configs"), "gfx950", 256, tables)
+    assert notes == ["gemm.csv: 37 shapes", "moe.csv: 1 shapes"]
     gemm, moe = read_table(tables, "gemm"), read_table(tables, "moe")
     assert gemm is not None
     assert moe is not None
@@ -89,8 +89,8 @@ def test_a_folder_of_tuned_tables_is_calibrated_with_its_licence(
 ) -> None:
     out = tmp_path / "mi355x.json"
     words = ["calibrate", str(published(tmp_path / "configs")), "--out", str(out), "--hardware", "mi355x"]
-    told = CliRunner().invoke(app, [*words, "--set", "system=gfx950"], catch_exceptions=False)
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(app, [*words, "--set", "system=gfx950"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
     content = json.loads(out.read_text(encoding="utf-8"))
     assert "gfx950 of ROCm/aiter's tuned tables (MIT): gemm.csv: 37 shapes" in content["provenance"]["source"]
     assert "gemm/aiter/fp8_block" in content["series"]

@@ -63,8 +63,8 @@ def points(**instead: Any) -> list[Announced | Skipped]:
     return list(announced("entry", {**ENTRY, **instead}, Path("file.yaml")))
 
 
-def layouts(*said: Any) -> dict[str, Any]:
-    return {"fixed-seq-len": [{"isl": 1024, "osl": 1024, "search-space": list(said)}]}
+def layouts(*space: Any) -> dict[str, Any]:
+    return {"fixed-seq-len": [{"isl": 1024, "osl": 1024, "search-space": list(space)}]}
 
 
 def written(tmp_path: Path, **instead: Any) -> Path:

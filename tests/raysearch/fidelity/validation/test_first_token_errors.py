@@ -154,12 +154,12 @@ _RUN = {
 
 
 def test_runs_are_replayed_as_their_servers_were_told(tmp_path: Path) -> None:
-    drafting = _RUN | {
+    speculative = _RUN | {
         "framework": "trt",
         "spec_method": "mtp",
         "image": "nvcr.io/nvidia/tensorrt-llm/release:1.1.0rc2",
     }
-    lines = [",".join(_RUN), *(",".join(each.values()) for each in (_RUN, drafting))]
+    lines = [",".join(_RUN), *(",".join(each.values()) for each in (_RUN, speculative))]
     (tmp_path / "runs.csv").write_text("\n".join(lines))
     frame = read_serving_runs(tmp_path / "runs.csv", "h200_sxm")
     assert frame is not None

@@ -53,14 +53,14 @@ def test_a_draw_is_taken_as_often_as_its_behaviour_says(toy, monkeypatch, hopes:
     draws = np.array([[place, 0, 0, 0, 0, 0, 0, 0] for place in hopes], np.int64)
     module.critic.trained = True
     monkeypatch.setattr(module.critic, "hopes", lambda drawn: drawn[:, 0].astype(float))
-    taken, said = Counter(), {}
+    taken, preferences = Counter(), {}
     for order in itertools.permutations(range(5)):
         place, preference = module.pick(draws[list(order)])
         worth = hopes[order[place]]
         taken[worth] += 1
-        said[worth] = preference
+        preferences[worth] = preference
     for worth, count in taken.items():
-        assert count / 120 == pytest.approx(np.exp(said[worth]) * hopes.count(worth) / 5)
+        assert count / 120 == pytest.approx(np.exp(preferences[worth]) * hopes.count(worth) / 5)
 
 
 def test_what_is_filtered_makes_the_other_draws_likelier_than_the_policy_has_them(toy) -> None:

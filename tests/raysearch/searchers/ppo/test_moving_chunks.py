@@ -88,10 +88,10 @@ def test_a_search_whose_host_dies_goes_on_elsewhere_from_the_end_of_a_chunk(toy,
     undisturbed = [straight.train() for _ in range(CHUNKS)]
     straight.stop()
 
-    def told(results):
+    def figures_of(results):
         return [{name: each[name] for name in ("chunk", "calls", "chunk_best", "best", "done")} for each in results]
 
-    assert told(killer.results) == told(undisturbed)
+    assert figures_of(killer.results) == figures_of(undisturbed)
     assert [each["calls"] for each in killer.results] == [6, 12, 18, 24]
     logged = EventAccumulator(result.path).Reload()
 

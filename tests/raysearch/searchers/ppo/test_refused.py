@@ -105,8 +105,8 @@ def test_what_only_the_papers_preset_takes_is_refused_by_ours(field, value, mess
 
 def test_a_preset_stays_itself_as_the_dictionary_that_tune_hands_on():
     asked = CopyConfig().search(budget=20, options=CopyOptions(patience=7)).to_dict()
-    told = CopyLearnToShard.get_default_config().update_from_dict(asked)
-    assert (told.has_critic, told.patience) == (False, 7)
+    config = CopyLearnToShard.get_default_config().update_from_dict(asked)
+    assert (config.has_critic, config.patience) == (False, 7)
     with pytest.raises(ValueError, match=r"expected no corrects_behaviour in a LearnToShardConfig: .*CopyConfig"):
         LearnToShard.get_default_config().update_from_dict(asked).validate()
 
