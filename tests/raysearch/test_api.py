@@ -31,6 +31,7 @@ from raysearch.runs.run import SearchRun
 from raysearch.studies.study_file import load_study, run_dir, write_study
 from sim.config.files import CatalogError
 from sim.config.question import Question, option_of
+from sim.simulate import evaluate
 from tests.conftest import CHECKOUT
 
 RUNNER = CliRunner()
@@ -197,7 +198,8 @@ def test_an_optimum_is_the_command_s(tmp_path: Path) -> None:
     assert found.figure().axes
     assert [row["name"] for row in found.to_rows()] == [op.name for op in found.best.ops]
     assert found.write_certificate(tmp_path / "proof.json") > 0
-    assert answer_of("verify", tmp_path / "proof.json")["strategy"] == plain(found)["strategy"]
+    proof = answer_of("verify", tmp_path / "proof.json")
+    assert (proof["strategy"], proof["tokens_per_s_per_gpu"]) == (plain(found)["strategy"], found.tokens_per_s_per_gpu)
     nothing = rs.optimum(rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=0.01))
     assert (nothing.feasible, nothing.strategy, nothing.tokens_per_s_per_gpu) == (False, None, 0.0)
     assert "No strategy of" in str(nothing)
@@ -250,6 +252,9 @@ def test_a_search_and_its_report_are_the_commands(searched: SearchResult, tiny_w
     assert report.figure().axes
     drawn = answer_of("report", searched.folder)
     assert {**drawn, "curve": None, "comparison": None} == plain(report)
+    assert searched.strategy is not None
+    best = evaluate(rs.question(workload=str(tiny_workload)).load(), searched.strategy)
+    assert drawn["best"][0]["tokens_per_s_per_gpu"] == best.tokens_per_s_per_gpu == searched.tokens_per_s_per_gpu
 
 
 def test_a_search_takes_settings_of_its_searcher_and_refuses_what_nothing_has(

@@ -17,7 +17,7 @@ ASKED = rs.question(
     model="llama_3_1_8b", isl=2000, osl=100, tpot_ms=15, ttft_ms=300, engine="vllm", gpus=4, batches="powers_of_two"
 )
 LOAD = 10.0
-FEW = 100
+FEW = 60
 """Requests of a replay."""
 
 

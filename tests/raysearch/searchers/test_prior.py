@@ -211,10 +211,10 @@ def test_of_an_engine_as_if_nobody_had_measured_it_only_its_rules_are_known() ->
     assert attention_s[0] == attention_s[1] != attention_s[2]
 
 
-def test_where_the_simulator_is_right_its_optimum_is_the_first_call() -> None:
+def test_where_the_simulator_is_right_its_optimum_is_the_first_call(tiny_workload: Path) -> None:
     from raysearch.optima.named_spaces import optimum_value
 
-    workload = load_workload("mixtral_8x22b_8k")
+    workload = load_workload(str(tiny_workload))
     assert first_calls(workload, 1, policy="none") == pytest.approx(optimum_value(workload))
 
 

@@ -22,7 +22,15 @@ from sim.workload import SpaceName
 
 SPACE = StrategySpace(load_workload(MOE))
 NOTHING = np.full((3, 16), -1.0, np.float32)
-PEERS = ("annealing_tuned", "mcmc", "genetic", "ant_colony", "optuna_tpe", "optuna_cmaes", "nevergrad")
+PEERS = (
+    "annealing_tuned",
+    "mcmc",
+    "genetic",
+    "ant_colony",
+    "optuna_tpe",
+    "optuna_cmaes",
+    pytest.param("nevergrad", marks=pytest.mark.slow),
+)
 
 
 class TestRandom(SearcherSuite):
@@ -381,7 +389,7 @@ def test_peers_learn_from_calls_in_flight_and_from_what_they_never_asked(name: s
         searcher.tell(SPACE.nvec - 1, outcome(100.0 + k))
 
 
-@pytest.mark.parametrize("name", [*PEERS, "sb3_ppo"])
+@pytest.mark.parametrize("name", [*PEERS, pytest.param("sb3_ppo", marks=pytest.mark.slow)])
 def test_peers_search_spaces_of_other_shapes(name: str) -> None:
     extended = StrategySpace(load_workload("gpt_moe_1_2t_1m_extended"))
     degrees_only = StrategySpace(load_workload(MOE), fixed_dims=megatron_dims(load_workload(MOE).model))
@@ -421,7 +429,7 @@ def test_any_batch_is_searched(name: str, tmp_path: Path) -> None:
     run.close()
 
 
-@pytest.mark.parametrize("name", ["optuna_tpe", "optuna_cmaes", "nevergrad", "genetic", "ant_colony"])
+@pytest.mark.parametrize("name", [*PEERS[2:]])
 def test_what_was_not_asked_for_can_be_told_of_any_batch(name: str) -> None:
     searcher = make_searcher(name, LONG, seed=0, budget=40)
     rng = np.random.default_rng(0)

@@ -113,8 +113,18 @@ FILES = {"run.json": "checkpoint.bin", "summary.json": "run.json", "rows.parquet
 """Of the finished run, and of the one under way."""
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("name", FILES)
+EVERYWHERE = ("delete", "flip", "foreign", "pipe")
+"""Of the others one for each file: all of them are met by what reads records, checkpoints and rows alike."""
+CASES = [
+    *((name, damage) for name in FILES for damage in EVERYWHERE),
+    ("run.json", "truncate"),
+    ("run.json", "nested"),
+    ("summary.json", "garbage"),
+    ("rows.parquet", "empty"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), CASES)
 def test_damaged_files_of_runs_are_noticed_and_the_study_ends_as_if_they_had_not_been(
     study: Study, out: Path, undisturbed: dict[str, str], name: str, damage: str
 ) -> None:

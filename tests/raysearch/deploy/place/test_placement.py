@@ -44,7 +44,7 @@ def cluster(
     )
 
 
-def attained(of: Cluster, placement: ModelPlacement, requests: int = 2000, seeds: int = 2) -> float:
+def attained(of: Cluster, placement: ModelPlacement, requests: int = 1000, seeds: int = 2) -> float:
     return float(
         np.mean([tried(of, placement, run).attained for run in SampledTraffic(requests, tuple(range(seeds))).draw(of)])
     )
@@ -105,7 +105,7 @@ def test_the_search_finds_the_best_of_all_placements(
     models: int, gpus: int, rate: float, cv: float, ttft_s: float, fixed: float
 ) -> None:
     of = cluster(models, gpus, rate, cv, ttft_s, cost=1.1, fixed=fixed)
-    traffic = SampledTraffic(120, (0, 1)).draw(of)
+    traffic = SampledTraffic(80, (0, 1)).draw(of)
     (every,) = best_placements(of, traffic, (), (shared(of),), most_tried=10**6)
     (found,) = best_placements(of, traffic, (), (shared(of),), most_tried=0)
     assert (every.exact, found.exact) == (True, False)

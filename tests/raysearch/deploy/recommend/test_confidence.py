@@ -11,6 +11,7 @@ import raysearch as rs
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, fleet_worth
 from raysearch.deploy.recommend.recommendation import Recommendation, recommended
+from sim.batched import evaluate_many
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import find_bests
 from sim.optimum.spaces import space_of
@@ -36,14 +37,19 @@ def test_the_best_is_that_of_all_batches_whose_latencies_hold_so_often(engine: s
     space = space_of(demand.at_even_odds.workload)
     degrees = find_bests(space, 100)  # of each degrees one, whose larger batches break a limit as predicted
     assert 3 <= len(degrees) < 100
-    brute = [
-        evaluate(demand.workload, replace(each.strategy, batch=batch))
-        for each in degrees
-        for batch in space.batch
-        if each.strategy.batch / 2 < batch <= each.strategy.batch + 3
-    ]
-    surely = [each for each in brute if each.feasible]
-    assert best_first(demand, 1)[0] == max(surely, key=lambda each: worth(demand, each))
+    brute = evaluate_many(
+        demand.workload,
+        [
+            replace(each.strategy, batch=batch)
+            for each in degrees
+            for batch in space.batch
+            if each.strategy.batch / 2 < batch <= each.strategy.batch + 3
+        ],
+    )
+    surely = zip(brute.strategies, brute.tokens_per_s_per_gpu.tolist(), brute.feasible.tolist(), strict=True)
+    worths = [(fleet_worth(demand, value, each.gpus), each) for each, value, feasible in surely if feasible]
+    _, best = max(worths, key=lambda pair: pair[0])
+    assert best_first(demand, 1)[0] == evaluate(demand.workload, best)
     several = best_first(demand, 3)
     assert [worth(demand, each) for each in several] == sorted((worth(demand, each) for each in several), reverse=True)
 

@@ -22,7 +22,7 @@ ASKED = question_about(
 
 
 def asked(question: Question) -> Demand:
-    workload = replace(question.load(), degrees=replace(question.load().degrees, batch=(16, 32, 64, 128)))
+    workload = replace(question.load(), degrees=replace(question.load().degrees, batch=(32, 64)))
     return Demand(workload, workload.max_gpus, question, only="aggregated")
 
 

@@ -21,7 +21,7 @@ from tests.conftest import Command
 
 QUESTION: dict[str, Any] = {"model": "llama_3_1_8b", "isl": 1000, "osl": 100, "tpot_ms": 12, "ttft_ms": 150}
 ASKED = ["--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--tpot-ms", "12", "--ttft-ms", "150"]
-FEW: dict[str, Any] = {"requests": 250, "seeds": 2}
+FEW: dict[str, Any] = {"requests": 150, "seeds": 2}
 """Of a run; percentiles are coarse, and what is tested does not rest on them."""
 
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_sent_is_one_clear_error(options: dict[str, Any], expecte
 
 
 def test_the_command_says_what_python_does(raysearch: Command, light: ReplayResult, tmp_path: Path) -> None:
-    few = ["--set", "requests=250", "--set", "seeds=2", "--requests-per-s", "4", "--tp", "1", "--batch", "32"]
+    few = ["--set", "requests=150", "--set", "seeds=2", "--requests-per-s", "4", "--tp", "1", "--batch", "32"]
     done = raysearch("replay", *ASKED, *few, "--json", "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(json.dumps(light.to_dict()))

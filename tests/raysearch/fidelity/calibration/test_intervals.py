@@ -20,7 +20,7 @@ def made(seed: int, *, offset: float = 0.0, experts: float = 0.0) -> Residuals:
     return Residuals(log, share, moe, np.ones((ROWS, 2)), rng.integers(0, 5, ROWS).tolist(), few=False)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_nine_of_ten_runs_of_groups_held_out_lie_inside(seed: int) -> None:
     held = held_out_coverage(made(seed, experts=0.05))
     assert 0.87 <= held["all"] <= 0.95

@@ -229,7 +229,7 @@ FORGED: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: pd.DataFrame([GEMM]).drop(columns="latency").to_parquet(path),
     "texts": lambda path: pd.DataFrame([GEMM | {"latency": "x"}]).to_parquet(path),
     "nested": lambda path: pd.DataFrame([GEMM | {"latency": [1.0]}]).to_parquet(path),
-    "many": lambda path: pd.DataFrame([GEMM]).loc[[0] * 5 * 10**6].to_parquet(path),  # 25 million cells in some kB
+    "many": lambda path: pd.DataFrame([GEMM]).loc[[0] * 30_000].to_parquet(path),  # 150,000 cells in some kB
     "long": lambda path: unfolding(path),
     "no Parquet": lambda path: path.write_bytes(b"PAR1" * 10),
     "huge": lambda path: os.truncate(path, 3 * 10**9),
@@ -240,16 +240,20 @@ FORGED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
-def test_a_table_that_is_none_is_refused_in_one_line(tmp_path: Path, forge: Callable[[Path], object]) -> None:
+def test_a_table_that_is_none_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forge: Callable[[Path], object]
+) -> None:
+    monkeypatch.setattr(public_database, "_MOST_CELLS", 10**5)
     forge(database(tmp_path / "files", pd.DataFrame([GEMM])))
     with pytest.raises(InputError, match=r"gemm\.parquet|no table of .* whose columns are known") as refusal:
         write_tables(tmp_path / "files", "b200_sxm", tmp_path)
     assert "\n" not in str(refusal.value)
 
 
-def test_a_wheel_whose_members_unfold_without_end_is_refused(tmp_path: Path) -> None:
+def test_a_wheel_whose_members_unfold_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public_database, "_LARGEST_TABLE_BYTES", 10**6)
     with zipfile.ZipFile(tmp_path / "bomb.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
-        wheel.writestr("data/b200_sxm/gemm/vllm/1.0/gemm.parquet", bytes(200 * 1024**2))
+        wheel.writestr("data/b200_sxm/gemm/vllm/1.0/gemm.parquet", bytes(2 * 10**6))
     with pytest.raises(InputError, match=r"gemm\.parquet: .*it is too long"):
         write_tables(tmp_path / "bomb.whl", "b200_sxm", tmp_path)
     for make in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")):
