@@ -40,22 +40,23 @@ fuzz: setup-dev
 docs: setup-dev pages
 	@echo "built: build/docs/index.html; $(BIN)/mkdocs serve shows it and follows changes"
 
+LAST := nice -n 5
 check:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/codespell
-	@# Slow tests mostly wait for processes, the rest computes: beside each other they take half the time.
+	@# Slow tests mostly wait for processes, the rest computes and lets them go first: so they take half the time.
 	$(MAKE) --no-print-directory -j7 --output-sync=line slow-tests quick-tests types pages
 
 pages: # without the makers' notice about versions to come
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(LAST) $(BIN)/mkdocs build --strict --quiet
 
 types:
-	$(BIN)/pyright
+	$(LAST) $(BIN)/pyright
 
 # Two lanes: one process would be the last to end.
-QUICK := $(BIN)/pytest -m 'not slow and not cluster'
+QUICK := $(LAST) $(BIN)/pytest -m 'not slow and not cluster'
 QUICK_SIM := tests/sim tests/envs
 quick-tests: quick-sim quick-others
 

@@ -81,21 +81,6 @@ def test_help_says_what_holds_without_an_option(raysearch: Command, command: str
     assert default in " ".join(raysearch(command, "--help").stdout.replace("│", " ").split())
 
 
-def test_list_names_everything(raysearch: Command) -> None:
-    names = json.loads(raysearch("list", "--json").stdout)
-    assert "h100_sxm" in names["hardware"]
-    assert "gpt_moe_1_2t" in names["models"]
-    assert "gpt_moe_1_6t_64k" in names["workloads"]
-    assert {"smoke", "quickstart"} <= set(names["studies"])
-    assert {"random", "random_walk", "annealing", "coordinate", "megatron", "megatron_sp", "ppo_paper"} <= set(
-        names["searchers"]
-    )
-    assert {"vllm", "sglang", "trtllm", "megatron", "dynamo", "llm-d", "dtensor", "jax"} <= set(names["exports"])
-    table = raysearch("list").stdout
-    assert "ppo_paper" in table
-    assert "`vllm serve`" in table
-
-
 def test_evaluate_tells_all_about_one_strategy(raysearch: Command) -> None:
     answer = json.loads(raysearch(*evaluate("--json")).stdout)
     assert {"feasible", "tokens_per_s_per_gpu", "tpot_s", "memory_bytes", "gpus", "violations", "ops"} <= answer.keys()

@@ -223,13 +223,16 @@ def test_messages_of_experts_and_stages_take_as_much_less_as_links_are_faster() 
 
 def test_no_code_of_the_simulator_names_a_machine() -> None:
     root = Path(sim.__file__).parent
+    names, rates = ("h100", "sxm", "mi300"), ("132", "989", "1979")
     for path in (*root.glob("*.py"), *root.glob("*/*.py")):
+        if not any(text in path.read_text(encoding="utf-8").lower() for text in (*names, *rates)):
+            continue
         with path.open("rb") as file:
             for token in tokenize.tokenize(file.readline):
                 if token.type == tokenize.COMMENT or token.string.startswith('"""'):
                     continue
-                assert not any(name in token.string.lower() for name in ("h100", "sxm", "mi300")), (path, token)
-                assert token.string not in ("132", "989", "1979"), (path, token)
+                assert not any(name in token.string.lower() for name in names), (path, token)
+                assert token.string not in rates, (path, token)
 
 
 # --- memory ----------------------------------------------------------------------------------------------

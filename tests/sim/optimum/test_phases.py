@@ -125,6 +125,7 @@ def test_prompts_that_wait_for_each_other_leave_the_best_that_of_brute_force(wai
             assert found.swept_tokens_per_s_per_gpu == pytest.approx(best, rel=1e-12)
 
 
+@pytest.mark.slow  # beside the cases
 def test_the_limits_of_these_cases_bind() -> None:
     kinds = {v.kind for phase in PHASES for e in evaluations(phase, "vllm")[::50] for v in e.violations}
     assert {"hbm", "sequences"} & kinds
