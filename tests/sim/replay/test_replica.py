@@ -215,7 +215,7 @@ def test_requests_in_the_system_are_rate_times_latency(deployed: Deployed) -> No
 
 
 def test_more_load_means_later_first_tokens(deployed: Deployed) -> None:
-    one = _poisson(8.0, 2000, Lengths(1000, cv=0.5), Lengths(100, cv=0.5))
+    one = _poisson(8.0, 800, Lengths(1000, cv=0.5), Lengths(100, cv=0.5))
     waits = [as_they_come(deployed, replace(one, arrival_s=one.arrival_s / by)).ttft_s.mean() for by in (1, 1.5, 2)]
     assert waits == sorted(waits)
 
