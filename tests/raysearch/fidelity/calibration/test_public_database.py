@@ -134,9 +134,9 @@ def test_every_kind_of_table_is_read_as_its_family_and_a_newer_version_replaces_
 ) -> None:
     tables = tmp_path / "tables"
     tables.mkdir()
-    told = write_tables(written(tmp_path / "database", DATABASE), "b200_sxm", tables)
-    assert "moe.csv: trtllm 1.3.0, trtllm 1.4.0" in told
-    assert "mla_decode.csv: sglang 0.5.14" in told, "not the modules of wide expert parallelism"
+    notes = write_tables(written(tmp_path / "database", DATABASE), "b200_sxm", tables)
+    assert "moe.csv: trtllm 1.3.0, trtllm 1.4.0" in notes
+    assert "mla_decode.csv: sglang 0.5.14" in notes, "not the modules of wide expert parallelism"
     frames = {}
     for family in ("collectives", "moe_alltoall_deepep", "mla_decode", "sparse_attention", "state", "moe"):
         frames[family] = read_table(tables, family)
