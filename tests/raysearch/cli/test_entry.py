@@ -55,6 +55,7 @@ import raysearch.base.errors
 """
 
 
+@pytest.mark.slow
 def test_bytecode_that_was_cut_off_is_named_with_what_mends_it(tmp_path: Path) -> None:
     package = tmp_path / "mine"
     package.mkdir()
@@ -77,6 +78,7 @@ def test_an_error_that_no_bytecode_is_behind_is_raised_again() -> None:
         cut_off_bytecode(ValueError("other"))
 
 
+@pytest.mark.slow
 def test_settings_of_plots_in_the_working_directory_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nbackend: module://evil\n")
     run = [sys.executable, "-P", "-c", PLOTTING]
@@ -85,6 +87,7 @@ def test_settings_of_plots_in_the_working_directory_are_not_read(tmp_path: Path)
     assert done.stdout.splitlines()[1:] == ["False agg"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "kept"), [(4096, ["__init__"]), (-1, ["__init__", "errors"])])
 def test_under_a_limit_on_file_sizes_no_bytecode_is_written(tmp_path: Path, limit: int, kept: list[str]) -> None:
     subprocess.run(
@@ -98,6 +101,7 @@ def test_under_a_limit_on_file_sizes_no_bytecode_is_written(tmp_path: Path, limi
     assert found & {"__init__", "errors"} == set(kept)  # the package's own is written before it runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [(1,), (0, 2), (0, 1, 2)])
 def test_streams_that_were_closed_lead_nowhere_and_to_no_file_of_ours(closed: tuple[int, ...]) -> None:
     shut = " ".join(f"{number}>&-" for number in closed)
@@ -114,6 +118,7 @@ def test_streams_that_were_closed_lead_nowhere_and_to_no_file_of_ours(closed: tu
     assert not done.stderr
 
 
+@pytest.mark.slow
 def test_memory_that_is_used_up_is_one_message() -> None:
     run = [sys.executable, "-c", EXHAUSTING, "list"]
     done = subprocess.run(run, env=command_environment(), capture_output=True, text=True)

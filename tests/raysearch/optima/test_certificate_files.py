@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Command
 
 
@@ -32,6 +34,7 @@ def test_a_certificate_is_replayed_and_an_altered_one_refused(
         assert why in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_certificate_of_declared_choices_is_checked_where_the_user_names_their_file(
     raysearch: Command, tiny_workload: Path, tmp_path: Path
 ) -> None:

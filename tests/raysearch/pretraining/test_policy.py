@@ -269,10 +269,10 @@ def test_a_policy_with_forged_weights_prefers_by_finite_numbers_or_is_refused(tm
 @pytest.mark.parametrize(
     ("hardware", "terms", "calls", "engine"),
     [
-        ("h200_sxm", "simulator", 0, None),
+        pytest.param("h200_sxm", "simulator", 0, None, marks=pytest.mark.slow),
         ("h200_sxm", "carried", 1, None),
-        ("h100_sxm", "carried", 0, "vllm"),
-        ("h100_sxm", "carried", 1, "sglang"),
+        pytest.param("h100_sxm", "carried", 0, "vllm", marks=pytest.mark.slow),
+        pytest.param("h100_sxm", "carried", 1, "sglang", marks=pytest.mark.slow),
         ("l40s", "network", 5, None),
     ],
 )
@@ -304,6 +304,7 @@ print(found.summary["searcher"], found.summary["calls"], sorted({"torch", "ray"}
 """
 
 
+@pytest.mark.slow
 def test_a_search_is_by_the_prior_and_needs_neither_torch_nor_ray(tiny_workload: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-c", BY_DEFAULT, str(tmp_path / "out"), str(tiny_workload)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_S)

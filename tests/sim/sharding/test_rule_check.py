@@ -22,6 +22,7 @@ from sim.sharding.rules import SOURCES, Operation, Rule, einsum_operation, label
 from tests.processes import LONGEST_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", all_operations())
 def test_every_registered_rule_is_right_and_none_is_missing(name: str) -> None:
     verdict = check_operation(name, all_operations()[name])

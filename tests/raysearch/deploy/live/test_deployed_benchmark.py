@@ -77,6 +77,7 @@ def writes(tool: str) -> str:
     return f"{code}; pathlib.Path('told').write_text(json.dumps(sys.argv[1:])); print('progress')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_script_measures_what_runs_and_prints_what_tune_live_reads(tool: str, tmp_path: Path) -> None:
     folder = exported(tmp_path / "out", tool)
@@ -125,6 +126,7 @@ def test_results_that_are_forged_are_a_measurement_or_refused(name: str, tmp_pat
             assert checked_benchmark(measured, asked.workload, asked.strategy) == measured
 
 
+@pytest.mark.slow
 def test_the_reader_of_results_says_in_one_line_what_it_misses(tmp_path: Path) -> None:
     reads = [sys.executable, "-m", "raysearch.deploy.live.benchmark_tools"]
     ran = subprocess.run([*reads, "aiperf", str(tmp_path), "2"], capture_output=True, text=True)
