@@ -70,17 +70,18 @@ for folder, words in json.load(open(sys.argv[1])):
         code = app.run_command()
     except BaseException as error:
         code = f"{type(error).__name__}: {error}"
-    said = sys.stderr.getvalue() + sys.stdout.getvalue()
+    output = sys.stderr.getvalue() + sys.stdout.getvalue()
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    told = {"words": words, "code": code, "seen": seen[before:], "traceback": "Traceback" in said, "said": said[-2000:]}
-    print(json.dumps(told), flush=True)
+    report = {"words": words, "code": code, "seen": seen[before:], "output": output[-2000:]}
+    report["traceback"] = "Traceback" in output
+    print(json.dumps(report), flush=True)
 """
 
 
-Told = dict[str, Any]
+Report = dict[str, Any]
 
 
-def under_audit(commands: list[tuple[Path, list[str]]], program: Path) -> list[Told]:
+def under_audit(commands: list[tuple[Path, list[str]]], program: Path) -> list[Report]:
     """What each command did in its folder, one after the other in one process; forged modules lie where it looks."""
     program.write_text(json.dumps([(str(folder), words) for folder, words in commands]))
     packages = json.dumps([str(CHECKOUT / name) for name in ("sim", "envs", "raysearch")])
@@ -349,7 +350,7 @@ NAMING = ["evaluate", "-w", "handed/w.toml", "--tp", "1", "--batch", "1"]
 
 
 @pytest.fixture(scope="module")
-def audited(handed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[Told]]]:
+def audited(handed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[Report]]]:
     """By test, a working directory and what commands did there: all in one process, which imports us once."""
     made = {
         "forged": commands_on_forged_folders,
@@ -371,13 +372,13 @@ def audited(handed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["forged", "others"])
 def test_nothing_that_is_handed_has_anything_imported_or_run(
-    audited: dict[str, tuple[Path, list[Told]]], name: str
+    audited: dict[str, tuple[Path, list[Report]]], name: str
 ) -> None:
     top, reports = audited[name]
     for each in reports:
         assert not each["seen"], each
         assert not each["traceback"], each
-        assert inert(each["said"]) == each["said"], each
+        assert inert(each["output"]) == each["output"], each
         assert each["code"] in (0, 1, 2, 3), each
     assert not list(top.rglob("ran"))
 
@@ -390,18 +391,18 @@ def _at(value: Any, at: tuple[str | int, ...]) -> Any:
 
 @pytest.mark.slow
 def test_a_record_whose_workload_names_code_is_reported_without_it(
-    audited: dict[str, tuple[Path, list[Told]]],
+    audited: dict[str, tuple[Path, list[Report]]],
 ) -> None:
     top, reports = audited["workload"]
     assert [each["code"] for each in reports] == [0, 0, 0, 2, 2, 2]
     assert not [each["seen"] for each in reports if each["seen"]]
     for each in (reports[1], *reports[3:]):
-        assert "choices of ops that handed.evil:f declares, and code is run only where you name it" in each["said"]
+        assert "choices of ops that handed.evil:f declares, and code is run only where you name it" in each["output"]
     assert not list(top.rglob("ran"))
 
 
 @pytest.mark.slow
-def test_the_hook_sees_what_a_user_names(audited: dict[str, tuple[Path, list[Told]]]) -> None:
+def test_the_hook_sees_what_a_user_names(audited: dict[str, tuple[Path, list[Report]]]) -> None:
     top, (report,) = audited["named"]
     assert report["seen"] == [f"exec {top / 'handed' / 'evil.py'}"]
     assert (top / "ran").exists()

@@ -70,9 +70,9 @@ places = [f"vllm.entrypoints.{each}.cli_args" for each in ("common", "launchers"
 there = importlib.util.find_spec
 place = next(each for each in places if there(each.rpartition(".")[0]) and there(each))
 parser = importlib.import_module(place).make_arg_parser(FlexibleArgumentParser())
-def check(told):
-    told.model, told.skip_tokenizer_init = told.model_tag, True
-    AsyncEngineArgs.from_cli_args(told).create_engine_config()
+def check(parsed):
+    parsed.model, parsed.skip_tokenizer_init = parsed.model_tag, True
+    AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
 """,
     "sglang": """
 import importlib.abc, importlib.machinery, importlib.util, sys, unittest.mock
@@ -93,9 +93,9 @@ from sglang.srt.server_args import ServerArgs
 from sglang.version import __version__ as version
 parser = ArgumentParser()
 ServerArgs.add_cli_args(parser)
-def check(told):
+def check(parsed):
     from sglang.srt.arg_groups.validation_hook import check_server_args
-    args = ServerArgs.from_cli_args(told)
+    args = ServerArgs.from_cli_args(parsed)
     args.resolve_once()
     check_server_args(args)
 """,
@@ -124,9 +124,9 @@ class parser:
         os.environ |= json.loads(words[0])
         sys.argv = ["serve", *words[1:]]
         return arguments.parse_args()
-def check(told):
+def check(parsed):
     arguments._print_args = lambda *given: None
-    arguments.validate_args(told, {})
+    arguments.validate_args(parsed, {})
 """,
 }
 """What makes `parser` in each engine, and what checks what was parsed."""
@@ -140,10 +140,10 @@ _PARSE = """
 import json, sys
 print("version:", json.dumps(version))
 for words, whole in json.load(sys.stdin):
-    told = parser.parse_args(words)
-    print("parsed:", json.dumps(vars(told), default=str))
+    parsed = parser.parse_args(words)
+    print("parsed:", json.dumps(vars(parsed), default=str))
     if whole:
-        check(told)
+        check(parsed)
         print("checked:", json.dumps(words))
 """
 _CONFIGS = {
