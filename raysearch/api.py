@@ -104,7 +104,7 @@ def recommend(
     requests: int = 2000,
     trace: str | Path | None = None,
     only: Literal["aggregated", "disaggregated"] | None = None,
-    replays: int = 40,
+    replays: int = 60,
     forms: Literal["all", "eagle3", "usual"] = "all",
     without: Literal["pp", "ep", "pp,ep"] | None = None,
     progress: bool = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from sim.arrays import Floats
+from sim.arrays import Flags, Floats
 from sim.replay.replica import Deployed, LiveReplica, Log
 from sim.replay.requests import Integers, Requests
 
@@ -76,6 +77,36 @@ Watch = Callable[[Log, int, float], None]
 
 def nobody(_log: Log, _request: int, _time_s: float) -> None:
     """Watches nothing."""
+
+
+class LateForSure(Exception):
+    """So many requests are late that the percentile misses its limit whatever comes."""
+
+
+def until_late(requests: Requests, counted: Flags, limits_s: tuple[float, float], percentile: float) -> Watch:
+    """Raises `LateForSure` once that is so; looks at every 32nd call.
+
+    Args:
+        requests: Sent at their times.
+        counted: Those that the percentile is of, [n].
+        limits_s: To the first token, and per token.
+        percentile: Of both latencies.
+    """
+    sent_s, after, (ttft_limit_s, tpot_limit_s) = requests.arrival_s, requests.output_tokens - 1, limits_s
+    total, calls = int(counted.sum()), itertools.count()
+    enough = total - math.floor((total - 1) * percentile / 100)
+
+    def watch(log: Log, request: int, time_s: float) -> None:
+        if next(calls) % 32:
+            return
+        own, chosen = sent_s[:request], counted[:request]
+        first_s, done_s = np.array(log.first_s[:request]), np.array(log.done_s[:request])
+        late = np.where(np.isnan(first_s), time_s, first_s) - own > ttft_limit_s
+        slow = done_s - first_s > tpot_limit_s * after[:request]  # not of NaN
+        if max((late & chosen).sum(), (slow & chosen).sum()) >= enough:
+            raise LateForSure
+
+    return watch
 
 
 def as_they_come(

@@ -10,7 +10,6 @@ Source: Zhong et al., "DistServe", OSDI 2024, section 2: goodput as the highest 
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -23,8 +22,8 @@ from sim.arrays import Flags, Floats
 from sim.evaluation import Evaluation, Violation, told_apart
 from sim.pools.traffic import requests_per_s
 from sim.replay.arrivals import Stream, draw_arrivals
-from sim.replay.drive import Replayed, Watch, as_they_come, nobody
-from sim.replay.replica import Deployed, Log
+from sim.replay.drive import LateForSure, Replayed, Watch, as_they_come, nobody, until_late
+from sim.replay.replica import Deployed
 from sim.replay.replica_sets import equal_requests, in_chunks, of_pool
 from sim.replay.requests import Lengths, Requests
 from sim.replay.step_prices import StepPrices
@@ -145,8 +144,8 @@ def goodput(workload: Workload, strategy: Strategy, seed: int | None = None) -> 
     def keeps(parts: int) -> bool:
         requests = sent(parts)
         try:
-            outcome = plan.replay(requests, _hopeless(workload, requests, warm_up))
-        except _LateForSure:
+            outcome = plan.replay(requests, _watching(workload, requests, warm_up))
+        except LateForSure:
             return False
         seen[parts] = outcome
         return not any(missed(workload, outcome, warm_up))
@@ -225,7 +224,7 @@ def _two_pools(
             for pool, each, state in zip(pools, strategies, states, strict=True)
         )
         handover = handover_of(pools[0], strategies, same_node=near)
-        return through_pools(TwoPools(prefill, decode, *copies, handover), requests)
+        return through_pools(TwoPools(prefill, decode, *copies, handover), requests, watch=watch)
 
     violations = (*states[0].violations, *states[1].violations, *too_many)
     bound_per_s, in_flight = min(rates), served.replicas * strategy.batch * strategy.pp
@@ -248,28 +247,9 @@ def _deployed(workload: Workload, strategy: Strategy, slower: float) -> Deployed
     return replace(Deployed.of(workload, strategy), prices=_prices(workload, one), slower=slower)
 
 
-class _LateForSure(Exception):
-    """So many requests are late that the percentile misses its limit whatever comes."""
-
-
-def _hopeless(workload: Workload, requests: Requests, warm_up: float) -> Watch:
-    """Raises `_LateForSure` once that is so; looks at every 32nd request."""
-    sent_s, after = requests.arrival_s, requests.output_tokens - 1
-    counted = sent_s >= warm_up * sent_s[-1] if len(sent_s) else np.zeros(0, bool)
-    total = int(counted.sum())
-    enough = total - math.floor((total - 1) * workload.open_loop.percentile / 100)
-
-    def watch(log: Log, request: int, time_s: float) -> None:
-        if request % 32 or not request:
-            return
-        own, chosen = sent_s[:request], counted[:request]
-        first_s, done_s = np.array(log.first_s[:request]), np.array(log.done_s[:request])
-        late = np.where(np.isnan(first_s), time_s, first_s) - own > workload.ttft_limit_s
-        slow = done_s - first_s > workload.tpot_limit_s * after[:request]  # not of NaN
-        if max((late & chosen).sum(), (slow & chosen).sum()) >= enough:
-            raise _LateForSure
-
-    return watch
+def _watching(workload: Workload, requests: Requests, warm_up: float) -> Watch:
+    limits_s = workload.ttft_limit_s, workload.tpot_limit_s
+    return until_late(requests, settled(requests.arrival_s, warm_up), limits_s, workload.open_loop.percentile)
 
 
 def step_factor(evaluation: Evaluation, probability: float) -> float:
@@ -279,14 +259,14 @@ def step_factor(evaluation: Evaluation, probability: float) -> float:
     return evaluation.ttft_at_s(probability) / evaluation.ttft_s
 
 
-def settled(outcome: Replayed, warm_up: float = WARM_UP) -> Flags:
+def settled(sent_s: Floats, warm_up: float = WARM_UP) -> Flags:
     """Requests that were sent after that share of the time, [n]."""
-    return outcome.sent_s >= warm_up * outcome.sent_s[-1]
+    return sent_s >= warm_up * sent_s[-1] if len(sent_s) else np.zeros(0, bool)
 
 
 def latencies_s(outcome: Replayed, percentile: float, warm_up: float = WARM_UP) -> tuple[float, float]:
     """(to the first token, per token) at a percentile of the requests after the warm-up; 0 where nobody has any."""
-    counted = settled(outcome, warm_up)
+    counted = settled(outcome.sent_s, warm_up)
     first_s, token_s = (at_percentile(each[counted], percentile) for each in (outcome.ttft_s, outcome.tpot_s))
     return first_s, token_s
 

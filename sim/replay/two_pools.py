@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from sim.pools.handover import Link, request_cache_bytes, sharers
-from sim.replay.drive import Replayed, outcome_of
+from sim.replay.drive import Replayed, Watch, nobody, outcome_of
 from sim.replay.replica import Deployed, LiveReplica, Log
 from sim.replay.requests import Requests
 from sim.strategy import Strategy
@@ -77,16 +77,20 @@ class TwoPools:
     handover: Handover
 
 
-def through_pools(pools: TwoPools, requests: Requests, clients: int | None = None) -> Replayed:
+def through_pools(
+    pools: TwoPools, requests: Requests, clients: int | None = None, *, watch: Watch = nobody
+) -> Replayed:
     """Sends requests at their times, or by clients who have one open each and all begin at once.
 
     Args:
         pools: Through which they go.
         requests: In the order in which they come.
         clients: How many, in place of the requests' times.
+        watch: See `Watch`; not called where clients send. Of prompts alone it is told first, computed at their first
+            token's time at the earliest, and then of answers, before each of their events, as of all requests.
     """
     journey = _Journey(pools, requests, clients)
-    return journey.as_they_come() if clients is None else journey.by_clients()
+    return journey.as_they_come(watch) if clients is None else journey.by_clients()
 
 
 class _Journey:
@@ -95,10 +99,10 @@ class _Journey:
     def __init__(self, pools: TwoPools, requests: Requests, clients: int | None) -> None:
         count = len(requests)
         self._pools, self._requests = pools, requests
-        self._log = Log(count)
+        self._log, self._prompts_log = Log(count), Log(count)
         prompts_alone = replace(requests, output_tokens=np.ones(count, dtype=np.int64))
         self._prefills = [
-            LiveReplica({0: pools.prefill}, prompts_alone, Log(count), partial(self._computed, at))
+            LiveReplica({0: pools.prefill}, prompts_alone, self._prompts_log, partial(self._computed, at))
             for at in range(pools.prefills)
         ]
         self._decodes = [
@@ -112,11 +116,12 @@ class _Journey:
         self._clients = count if clients is None else min(clients, count)
         self._left = deque(range(self._clients, count))
 
-    def as_they_come(self) -> Replayed:
+    def as_they_come(self, watch: Watch) -> Replayed:
         """All prompts first, which no answer holds up, then all answers."""
         for request, time_s in enumerate(self._sent.tolist()):
             for replica in self._prefills:
                 replica.advance(time_s)
+            watch(self._prompts_log, request, time_s)
             self._send(request, time_s)
         for replica in self._prefills:
             replica.advance(math.inf)
@@ -124,6 +129,7 @@ class _Journey:
             time_s, _, happen = heapq.heappop(self._due)
             for replica in self._decodes:
                 replica.advance(time_s)
+            watch(self._log, len(self._sent), time_s)
             happen(time_s)
         for replica in self._decodes:
             replica.advance(math.inf)
@@ -149,7 +155,7 @@ class _Journey:
             fleet[at].advance(max(min(due_s, *times_s), math.nextafter(next_s, math.inf)))
 
     def _outcome(self) -> Replayed:
-        self._log.steps += [step for replica in self._prefills for step in replica.log.steps]
+        self._log.steps += self._prompts_log.steps
         return outcome_of([*self._prefills, *self._decodes], self._requests, self._sent, self._log)
 
     def _later(self, time_s: float, happen: Callable[[float], None]) -> None:

@@ -76,7 +76,7 @@ def recommend(
             least=0,
             most=10_000,
         ),
-    ] = 40,
+    ] = 60,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first
 from raysearch.deploy.recommend.load_replay import with_report
-from raysearch.deploy.recommend.load_search import carrying
+from raysearch.deploy.recommend.load_search import carrying, gpus_of
 from raysearch.deploy.recommend.pair_load import pair_load
 from raysearch.deploy.replay.replay_report import ReplayReport
 from sim.pools.best_pair import best_pair
@@ -108,13 +108,16 @@ def _under_load(workload: Workload, case: Case, limits: Limits) -> dict[str, tup
     served = workload_of(traffic, limited, "serve")
     demand = Demand(served, limits.gpus, requests_per_s=limits.requests_per_s, requests=case.requests)
     found: dict[str, tuple[Way | None, ReplayReport | None]] = {"one": (None, None), "apart": (None, None)}
-    if bests := best_first(demand, demand.top):
-        tried, _ = carrying(demand, bests)
-        held = [(evaluation, load) for evaluation, load in tried if load]
-        if held:
-            best, load = min(held, key=lambda one: one[0].gpus * one[1].replicas)
-            one = OnePool(best, served, load.replicas, limits.requests_per_s or 0.0)
-            found["one"] = one, with_report(demand, best, load).report
+    chunks = demand.in_chunks
+    for at, each in enumerate(chunks):
+        if not (bests := best_first(each, each.top)):
+            continue
+        chosen, tried, _ = carrying(each, bests, chunks[at + 1 :])
+        if held := [(evaluation, load) for evaluation, load in tried if load]:
+            best, load = min(held, key=lambda one: gpus_of(*one))
+            one = OnePool(best, chosen.workload, load.replicas, limits.requests_per_s or 0.0)
+            found["one"] = one, with_report(chosen, best, load).report
+        break
     if pair := pair_load(demand, traffic, hidden=case.hidden):
         found["apart"] = pair.matched, pair.report
     return found

@@ -14,6 +14,7 @@ from sim.config.fields import LARGEST_FIELD
 from sim.config.question import Question
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
+from sim.pools.best_pools import chunked
 from sim.replay.requests import Lengths, Requests
 from sim.serving.confidence import slower
 from sim.serving.phases import phase_of
@@ -64,7 +65,7 @@ class Demand:
     trace: Requests | None = None
     largest_replica: float = math.inf
     only: FormName | None = None
-    replays: int = 40
+    replays: int = 60
     usual: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
@@ -148,6 +149,18 @@ class Demand:
     def unloaded(self) -> Demand:
         """The same demand without its load: how to fill the GPUs at hand."""
         return replace(self, requests_per_s=None, concurrency=None, trace=None)
+
+    @property
+    def in_chunks(self) -> list[Demand]:
+        """The same demand with prompts whole, and in the chunks that may be chosen; alone where they may not be."""
+        if not engine_rules_of(self.workload) or not phase_of(self.workload).mixes or self.concurrency:
+            return [self]
+        return [replace(self, workload=each) for each in chunked(self.workload)]
+
+    @property
+    def ranked(self) -> Demand:
+        """The demand by whose worth strategies are listed: of a trace the steady state is no bound."""
+        return self if self.trace is None else self.unloaded
 
     @property
     def over_few_batches(self) -> Demand:

@@ -85,11 +85,11 @@ def _resized(pair: Matched, by: int) -> Iterator[Matched]:
 
 def _candidates(demand: Demand, traffic: Traffic, hidden: float) -> Iterator[tuple[float, Matched]]:
     """(times the load for which a pair is laid out, the pair), for ever more."""
-    workload, load = demand.asked, demand.requests_per_s or 0.0
+    workload, load, known = demand.asked, demand.requests_per_s or 0.0, ({}, {})
     for share in _SOONER:
         for room in _ROOM if demand.trace is None else (*_HITS, *_ROOM):
             limits = Limits(demand.gpus, workload.tpot_limit_s, share * workload.ttft_limit_s, room * load)
-            found = best_pair(workload, traffic, limits, hidden=hidden)
+            found = best_pair(workload, traffic, limits, hidden=hidden, known=known)
             if found is None or found.prefills + found.decodes > ENOUGH * demand.requests:
                 break
             yield room, found

@@ -15,11 +15,8 @@ from raysearch.deploy.recommend.load_replay import LoadReplay, with_report
 from raysearch.deploy.recommend.load_search import LoadProof, carrying
 from raysearch.deploy.recommend.pool_pairs import FAR, Disaggregated, ahead_by, best_disaggregated, pools_text
 from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations
-from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import Known
-from sim.pools.best_pools import chunked
-from sim.serving.phases import phase_of
 from sim.simulate import evaluate
 
 
@@ -143,10 +140,10 @@ def recommended(
         alone = Recommendation(demand, (), None, {}, (), (), None, pair)
         found(alone)
         return alone
+    chunks = demand.in_chunks
     demand, known = _with_best_chunk(demand, searched, near, pair)
     even = next(iter(best_first(demand.at_even_odds, 1, known)), None) if demand.guarded else None
-    ranked = demand if demand.trace is None else demand.unloaded
-    bests = best_first(ranked, 1 if demand.concurrency is None else EVERY, known)
+    bests = best_first(demand.ranked, 1 if demand.concurrency is None else EVERY, known)
     if not bests or demand.only == "disaggregated":
         if not pair:
             progress("the nearest miss")
@@ -162,10 +159,12 @@ def recommended(
         found(Recommendation(demand, tuple(options), even, {}, (), (), None, pair))
     progress("what else to run")
     few = pair is not None and not demand.under_traffic and ahead_by(pair, options[0].fleet) > FAR - 1
-    options += map(option, alternatives(ranked, bests, known, few_batches=few))
+    options += map(option, alternatives(demand.ranked, bests, known, few_batches=few))
     if demand.under_traffic:
         progress("the load, replayed")
-        options, proof = _under_load(demand, options, known)
+        others = [each for each in chunks if each.workload.chunk_tokens != demand.workload.chunk_tokens]
+        demand, options, proof = _under_load(demand, options, others)
+        known = searched.of(demand.workload)
         best = options[0].evaluation
         found(Recommendation(demand, tuple(options[:1]), even, {}, (), (), None, pair, proof))
     # Other spaces are compared as predicted and where all GPUs are filled: whole replicas would hide what limits cost.
@@ -222,7 +221,8 @@ def _with_best_chunk(
 ) -> tuple[Demand, Known]:
     """The demand with prompts whole or in the chunks with which the best strategy serves most, and what was found out.
 
-    A chunk that is given stays. Good strategies are found over few batches first, so that fewer are looked into.
+    A chunk that is given stays. Good strategies are found over few batches first, so that fewer are looked into. Where
+    requests come at random replays choose the chunk, and the first is taken in which anything keeps the limits.
 
     Args:
         demand: What is asked.
@@ -231,16 +231,19 @@ def _with_best_chunk(
         pair: The best pools; where they are far ahead, the chunk is the best over few batches.
     """
     workload, known = demand.workload, searched.of(demand.workload)
-    if not engine_rules_of(workload) or not phase_of(workload).mixes or demand.concurrency or demand.under_traffic:
-        return demand, known
     chunks: dict[int | None, tuple[Demand, Known]] = {
-        each.chunk_tokens: (replace(demand, workload=each), searched.of(each)) for each in chunked(workload)
+        each.workload.chunk_tokens: (each, searched.of(each.workload)) for each in demand.in_chunks
     }
+    if len(chunks) == 1:
+        return demand, known
+    if demand.under_traffic:
+        feasible = (found for found in chunks.values() if best_first(found[0].ranked, 1, found[1]))
+        return next(feasible, (demand, known))
     first, begin = next(iter(chunks)), ()
     if near and near.options:
         first = near.demand.workload.chunk_tokens
         begin = tuple(evaluate(chunks[first][0].workload, each.evaluation.strategy) for each in near.options)
-    elif len(chunks) > 1:
+    else:
         for chunk, (each, own) in chunks.items():
             found = best_first(each.over_few_batches, 1, own, begin)
             if found and (not begin or gain(demand, found[0], begin[0]) > 0):
@@ -258,17 +261,19 @@ def _with_best_chunk(
     return replace(demand, workload=workload), known
 
 
-def _under_load(demand: Demand, options: Sequence[Option], known: Known) -> tuple[list[Option], LoadProof]:
+def _under_load(
+    demand: Demand, options: Sequence[Option], others: Sequence[Demand]
+) -> tuple[Demand, list[Option], LoadProof]:
     """The options with the replicas that the load takes, the fewest GPUs first; then those that take more or fail.
 
-    Whatever else holds on fewer GPUs is among them.
+    Whatever else holds on fewer GPUs is among them, or in other chunks instead of them.
     """
-    tried, proof = carrying(demand, [each.evaluation for each in options])
+    demand, tried, proof = carrying(demand, [each.evaluation for each in options], others)
     replayed = [_replayed_option(demand, evaluation, load) for evaluation, load in tried]
     replayed.sort(key=lambda option: option.fleet.gpus if option.load else math.inf)
     if best := replayed[0].load:
         replayed[0] = replace(replayed[0], load=with_report(demand, replayed[0].evaluation, best))
-    return replayed, proof
+    return demand, replayed, proof
 
 
 def _replayed_option(demand: Demand, evaluation: Evaluation, load: LoadReplay | None) -> Option:

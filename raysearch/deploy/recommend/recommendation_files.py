@@ -13,6 +13,7 @@ from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_to
 from raysearch.base.priced_heading import priced_dict
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
+from raysearch.deploy.recommend.load_search import LoadProof
 from raysearch.deploy.recommend.pair_load import PairLoad
 from raysearch.deploy.recommend.pool_pairs import Disaggregated
 from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
@@ -47,7 +48,7 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
         "feasible": bool(answer.ranked),
         "at_even_odds": option_figures(workload, answer.even) if answer.even else None,
         "winner": answer.winner,
-        "load_proof": asdict(answer.proof) if answer.proof else None,
+        "load_proof": _proof_dict(answer.proof) if answer.proof else None,
         "disaggregated": pair_dict(answer.pair) if answer.pair else None,
         "best": options[0] if options else None,
         "alternatives": options[1:],
@@ -158,6 +159,11 @@ def _option_dict(answer: Recommendation, option: Option) -> JsonObject:
         "reason": option.reason,
         **({"load": _load_dict(option)} if answer.demand.under_traffic else {}),
     }
+
+
+def _proof_dict(proof: LoadProof) -> JsonObject:
+    chunks = [{"chunk_tokens": tokens, "gpus": gpus} for tokens, gpus in proof.chunks.items()]
+    return {**asdict(proof), "chunks": chunks}
 
 
 def _longest(trace: Requests) -> int:

@@ -223,6 +223,16 @@ def _proof_lines(answer: Recommendation) -> Iterator[str]:
         yield f"No strategy needs fewer GPUs: {others}"
     else:
         yield f"{gpus_text(proof.least_gpus)} or more may be enough: {others} (--set replays)"
+    if len(proof.chunks) > 1:
+        each = [
+            f"{'whole prompts' if chunk is None else f'chunks of {chunk:,}'} {_fewest_text(gpus, first=not at)}"
+            for at, (chunk, gpus) in enumerate(proof.chunks.items())
+        ]
+        yield f"Fewest GPUs by size of chunks: {'; '.join(each)}"
+
+
+def _fewest_text(gpus: int | None, *, first: bool) -> str:
+    return f"{gpus}" if gpus else "none hold" if first else "no fewer found"
 
 
 def _prompts_elsewhere(demand: Demand, best: Option) -> str:

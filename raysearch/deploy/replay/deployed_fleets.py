@@ -8,7 +8,7 @@ from functools import cached_property
 
 from raysearch.base.errors import InputError
 from sim.evaluation import Evaluation
-from sim.replay.drive import Replayed, RouterName, as_they_come, by_clients
+from sim.replay.drive import Replayed, RouterName, Watch, as_they_come, by_clients, nobody
 from sim.replay.goodput import step_factor
 from sim.replay.replica import Deployed
 from sim.replay.requests import Requests
@@ -93,11 +93,11 @@ class AggregatedFleet:
         """The same with steps as long as they are at most with a probability."""
         return replace(self, deployed=_slower(self.deployed, self.evaluation, probability))
 
-    def replayed(self, requests: Requests, clients: int | None) -> Replayed:
+    def replayed(self, requests: Requests, clients: int | None, watch: Watch = nobody) -> Replayed:
         """What becomes of requests, at their times or by so many clients of a replica."""
         if clients is not None:
             return by_clients(self.deployed, requests, clients)
-        return as_they_come(self.deployed, requests, self.replicas, self.router)
+        return as_they_come(self.deployed, requests, self.replicas, self.router, watch)
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ class DisaggregatedFleet:
         }
         return DisaggregatedFleet(replace(pools, **slower))
 
-    def replayed(self, requests: Requests, clients: int | None) -> Replayed:
+    def replayed(self, requests: Requests, clients: int | None, watch: Watch = nobody) -> Replayed:
         """What becomes of requests, at their times or by so many clients of the whole."""
-        return through_pools(self.pools, requests, clients)
+        return through_pools(self.pools, requests, clients, watch=watch)
 
 
 DeployedFleet = AggregatedFleet | DisaggregatedFleet

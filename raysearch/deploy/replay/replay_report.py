@@ -20,7 +20,7 @@ from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFle
 from raysearch.deploy.replay.sent_traffic import SentTraffic
 from sim.arrays import Floats
 from sim.json_object import JsonObject
-from sim.replay.drive import Replayed
+from sim.replay.drive import LateForSure, Replayed, nobody, until_late
 from sim.replay.goodput import at_percentile, settled, step_factor
 from sim.workload import Workload
 
@@ -150,7 +150,7 @@ def replayed_traffic(setup: ReplaySetup, progress: OnReplay = lambda _: None) ->
         progress: Called with what is being replayed.
     """
     progress("traffic")
-    outcomes = [_replay(setup, setup.fleet, seed) for seed in range(setup.seeds)]
+    outcomes = [setup.fleet.replayed(setup.sent.draw(seed), setup.sent.clients) for seed in range(setup.seeds)]
     runs = [_figures(setup, outcome) for outcome in outcomes]
     limited = min(setup.workload.ttft_slo_s, setup.workload.tpot_slo_s) < math.inf
     sure = [(part + 0.5) / _PARTS for part in range(_PARTS)] if limited else []
@@ -165,17 +165,20 @@ def replayed_traffic(setup: ReplaySetup, progress: OnReplay = lambda _: None) ->
 
 def holds(setup: ReplaySetup, fleet: DeployedFleet, seed: int = 0) -> bool:
     """Whether the limits hold at the percentile in one run of a fleet in place of the setup's."""
-    return _figures(setup, _replay(setup, fleet, seed)).holds
-
-
-def _replay(setup: ReplaySetup, fleet: DeployedFleet, seed: int) -> Replayed:
-    return fleet.replayed(setup.sent.draw(seed), setup.sent.clients)
+    requests, workload, watch = setup.sent.draw(seed), setup.workload, nobody
+    if setup.sent.clients is None:
+        limits_s = workload.ttft_limit_s, workload.tpot_limit_s
+        watch = until_late(requests, settled(requests.arrival_s), limits_s, setup.percentile)
+    try:
+        return _figures(setup, fleet.replayed(requests, setup.sent.clients, watch)).holds
+    except LateForSure:
+        return False
 
 
 def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
     workload, clients = setup.workload, setup.sent.clients is not None
     # Replicas begin empty; clients of a benchmark do, and their first requests are in its figures.
-    counted = np.full(len(outcome.sent_s), True) if clients else settled(outcome)
+    counted = np.full(len(outcome.sent_s), True) if clients else settled(outcome.sent_s)
     ttft_s, tpot_s, latency_s = (each[counted] for each in (outcome.ttft_s, outcome.tpot_s, outcome.latency_s))
     in_time = (ttft_s <= workload.ttft_limit_s) & ~(tpot_s > workload.tpot_limit_s)
     refused = int(np.isnan(ttft_s).sum())

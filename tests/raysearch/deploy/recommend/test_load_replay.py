@@ -156,3 +156,32 @@ def test_a_trace_is_the_load_and_what_its_prompts_share_spares_gpus(tmp_path: Pa
     assert "--max-model-len 1224" in " ".join(rs.export(tmp_path / "answer", "vllm").command.split())
     with pytest.raises(InputError, match="leave --concurrency out"):
         rs.recommend(asked, trace=alike, concurrency=8, **ONE_KIND)
+
+
+def test_where_chunks_take_fewer_gpus_they_win_and_exported_caps_are_those_that_were_replayed(tmp_path: Path) -> None:
+    asked = rs.question(
+        model="llama_3_1_8b", isl=16000, osl=100, tpot_ms=30, ttft_ms=4000, gpus=8, batches="powers_of_two"
+    )
+    limited = {"requests_per_s": 4.0, **ONE_KIND, "requests": 150}
+    found = rs.recommend(asked, **limited)
+    chunk, answer = found.answer.demand.workload.chunk_tokens, found.answer
+    assert answer.proof is not None
+    fewest = dict(answer.proof.chunks)
+    whole = fewest.pop(None)
+    assert whole is not None
+    assert chunk is not None
+    assert fewest[chunk] == answer.options[0].fleet.gpus == answer.proof.least_gpus < whole
+    assert f"whole prompts {whole}; " in str(found)
+    found.write(tmp_path)
+    again = rs.replay(path=tmp_path, requests_per_s=4.0, seeds=2, requests=150).report
+    assert answer.options[0].load is not None
+    assert answer.options[0].load.report is not None
+    assert again.runs == answer.options[0].load.report.runs
+    assert isinstance(again.setup.fleet, AggregatedFleet)
+    cap = again.setup.fleet.deployed.scheduler.policy.step_tokens
+    assert f"--max-num-batched-tokens {cap}" in rs.export(tmp_path, "vllm").command
+    for each in (
+        rs.recommend(asked, **limited | {"replays": 0}),
+        rs.recommend(replace(asked, chunk_tokens=2048), **limited),
+    ):
+        assert each.answer.options[0].fleet.gpus >= answer.options[0].fleet.gpus
