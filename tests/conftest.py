@@ -28,7 +28,7 @@ from raysearch.base.errors import STOPS
 from raysearch.cli import app
 from tests.processes import LONGEST_S
 
-hypothesis.settings.register_profile("drawn", max_examples=int(os.environ.get("RAYSEARCH_FUZZ", "0")) or 40)
+hypothesis.settings.register_profile("drawn", max_examples=int(os.environ.get("RAYSEARCH_FUZZ", "0")) or 25)
 hypothesis.settings.load_profile("drawn")  # of what states no number of examples itself
 
 CHECKOUT = Path(__file__).resolve().parent.parent

@@ -29,7 +29,7 @@ _RUN = 100
 """Inputs of a reader in the time of one that is a whole run or process."""
 
 
-def inputs(usual: int = 24) -> int:
+def inputs(usual: int = 16) -> int:
     """Inputs of a reader: so many in the default run."""
     return 10 * LONG or usual
 
