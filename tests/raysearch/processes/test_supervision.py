@@ -51,6 +51,7 @@ def start_child(*statements: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_command_that_hears_nothing_is_ended_with_all_it_has_started_and_one_message(signum: int) -> None:
     process = start_child(DEAF, TOLD, ORPHAN, SAY, "time.sleep(600)")
@@ -68,6 +69,7 @@ def test_a_command_that_hears_nothing_is_ended_with_all_it_has_started_and_one_m
     assert all(each.ended for each in started)
 
 
+@pytest.mark.slow
 def test_a_command_that_was_told_to_stop_when_it_had_done_all_has_succeeded() -> None:
     watcher = "int(Path(f'/proc/{os.getppid()}/stat').read_text().rpartition(')')[2].split()[1])"  # the keeper's parent
     process = start_child(DEAF, TOLD, SAY, f"os.kill({watcher}, signal.SIGTERM)", "return 0")
@@ -75,6 +77,7 @@ def test_a_command_that_was_told_to_stop_when_it_had_done_all_has_succeeded() ->
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_command_that_dies_leaves_nothing_behind_and_says_how_to_go_on() -> None:
     process = start_child(TOLD, ORPHAN, SAY, "os.kill(os.getpid(), signal.SIGKILL)")
     _, stderr = process.communicate(timeout=LONGEST_S)
@@ -84,6 +87,7 @@ def test_a_command_that_dies_leaves_nothing_behind_and_says_how_to_go_on() -> No
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [2, 3])
 def test_a_mistake_is_not_followed_by_how_to_go_on(code: int) -> None:
     process = start_child("sys.argv += ['--resume']", f"return {code}")
@@ -91,6 +95,7 @@ def test_a_mistake_is_not_followed_by_how_to_go_on(code: int) -> None:
     assert process.returncode == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_command_that_other_code_ended_has_not_succeeded(code: int) -> None:
     process = start_child(SAY, TOLD, f"os._exit({code})")
@@ -100,6 +105,7 @@ def test_a_command_that_other_code_ended_has_not_succeeded(code: int) -> None:
     assert stderr.startswith(f"error: {what}; every call so far is kept.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["os._exit(1)", "os.abort()"])
 def test_a_ray_that_ends_the_process_while_it_starts_is_started_anew(end: str) -> None:
     process = start_child(SAY, "ray = supervision.starting_ray()", "ray.__enter__()", end)
@@ -109,11 +115,13 @@ def test_a_ray_that_ends_the_process_while_it_starts_is_started_anew(end: str) -
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_ray_that_has_started_has_nothing_to_do_with_an_end() -> None:
     process = start_child("with supervision.starting_ray(): pass", SAY, "os._exit(1)")
     assert process.communicate(timeout=LONGEST_S)[0] == "ready study\n"
 
 
+@pytest.mark.slow
 def test_a_command_whose_ray_has_died_is_gone_on_with_and_given_up_at_last() -> None:
     process = start_child(SAY, TOLD, "supervision.start_anew()")
     printed, stderr = process.communicate(timeout=LONGEST_S)
@@ -122,6 +130,7 @@ def test_a_command_whose_ray_has_died_is_gone_on_with_and_given_up_at_last() -> 
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_command_that_gets_on_is_begun_anew_however_often_its_ray_dies(tmp_path: Path) -> None:
     starts = f"starts = open({str(tmp_path / 'starts')!r}, 'a+'); starts.write('x'); starts.seek(0)"
     further = "made = min(len(starts.read()), 3); starts.close(); supervision.got_on(made); time.sleep(0.5)"
@@ -131,6 +140,7 @@ def test_a_command_that_gets_on_is_begun_anew_however_often_its_ray_dies(tmp_pat
     assert stderr.startswith("error: Ray died again and again")
 
 
+@pytest.mark.slow
 def test_a_command_that_cannot_go_on_once_its_ray_has_died_says_how_to_later() -> None:
     again = "if '--resume' in sys.argv: return 2"
     process = start_child(again, TOLD, "supervision.start_anew()")
@@ -141,6 +151,7 @@ def test_a_command_that_cannot_go_on_once_its_ray_has_died_says_how_to_later() -
 AGAIN = "if '--resume' in sys.argv: return 0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["keeper", "command"])
 def test_a_command_that_is_stopped_is_told_of_and_begun_anew(victim: str) -> None:
     process = start_child(TOLD, SAY, AGAIN, ORPHAN, "time.sleep(600)")
@@ -154,6 +165,7 @@ def test_a_command_that_is_stopped_is_told_of_and_begun_anew(victim: str) -> Non
     assert all(each.ended for each in started)
 
 
+@pytest.mark.slow
 def test_a_command_that_hangs_and_lets_no_thread_of_its_own_run_is_begun_anew() -> None:
     process = start_child(SAY, AGAIN, TOLD, "import ctypes; ctypes.PyDLL(None).sleep(600)")
     printed, stderr = process.communicate(timeout=LONGEST_S)
@@ -162,6 +174,7 @@ def test_a_command_that_hangs_and_lets_no_thread_of_its_own_run_is_begun_anew() 
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_command_that_hangs_again_and_again_is_given_up() -> None:
     process = start_child(SAY, TOLD, "import ctypes; ctypes.PyDLL(None).sleep(600)")
     printed, stderr = process.communicate(timeout=LONGEST_S)
@@ -172,6 +185,7 @@ def test_a_command_that_hangs_again_and_again_is_given_up() -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_command_that_is_paused_as_a_whole_goes_on() -> None:
     process = start_child(SAY, "time.sleep(3)", "print('done')", "return 0")
     assert process.stdout is not None
@@ -182,6 +196,7 @@ def test_a_command_that_is_paused_as_a_whole_goes_on() -> None:
     assert process.communicate(timeout=LONGEST_S) == ("done\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["watcher", "keeper", "group"])
 def test_whichever_is_killed_nothing_that_was_started_is_left(victim: str) -> None:
     process = start_child(TOLD, ORPHAN, SAY, "time.sleep(600)")
