@@ -53,8 +53,8 @@ def _experts(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _attention(frame: pd.DataFrame, *, windowed: bool) -> pd.DataFrame:
     """Rows of one beam under a window or none; MHA is told by 0 KV heads or as many as heads."""
-    window = frame.get("window_size", pd.Series(0, frame.index))
-    kept = frame.loc[((window > 0) == windowed) & (frame.get("beam_width", 1) == 1)]
+    under = frame["window_size"] > 0 if "window_size" in frame else pd.Series(data=False, index=frame.index)
+    kept = frame.loc[(under == windowed) & (frame.get("beam_width", 1) == 1)]
     kv_heads = kept["num_kv_heads"].where(kept["num_kv_heads"] > 0, kept["num_heads"])
     return kept.assign(num_kv_heads=kv_heads)
 
@@ -84,12 +84,17 @@ def _modules(frame: pd.DataFrame) -> pd.DataFrame:
     return kept.assign(variant=kept["op_name"], op=kept["op_name"].str.replace("_module.*", "", regex=True))
 
 
+_WIDTHS = {"half": 2, "bfloat16": 2, "int8": 1, "float": 4}
+
+
 def _messages(frame: pd.DataFrame) -> pd.DataFrame:
     """Sizes are in elements; an engine's own all-reduce is captured in a CUDA graph or not, as its name says."""
-    each = frame["dtype"].map({"half": 2, "bfloat16": 2, "int8": 1, "float": 4})
-    names = frame["kernel_source"].str.lower()
-    launched = names.str.extract("_(graph|eager)$")[0].fillna("custom").where(names != "nccl", "")
-    return frame.assign(launched=launched, message_bytes=frame["message_size"] * each).dropna(subset=["message_bytes"])
+    kept = frame.loc[frame["dtype"].isin(_WIDTHS)]
+    names = [str(name).lower() for name in kept["kernel_source"]]
+    ends = (name.rpartition("_")[2] for name in names)
+    launched = ["" if end == "nccl" else end if end in ("graph", "eager") else "custom" for end in ends]
+    sent = [size * _WIDTHS[dtype] for size, dtype in zip(kept["message_size"], kept["dtype"], strict=True)]
+    return kept.assign(launched=launched, message_bytes=sent)
 
 
 def _exchanges(frame: pd.DataFrame) -> pd.DataFrame:
@@ -224,7 +229,7 @@ def _as_measured(path: str, table: _Table, frame: pd.DataFrame, engine: str, ver
             rows = rows.loc[rows[name].isin(values)]
     drawn = rows.sample(frac=1, random_state=0).groupby([name for name in family.groups if name in rows], sort=False)
     kept = [name for name in (*family.schema.model_fields, "kernel_source", "source") if name in rows]
-    return drawn.head(_MOST_ROWS).sort_index()[list(dict.fromkeys(kept))]
+    return pd.DataFrame(drawn.head(_MOST_ROWS)).sort_index().loc[:, list(dict.fromkeys(kept))]
 
 
 def _known_values(schema: type[BaseModel]) -> Iterator[tuple[str, tuple[str, ...]]]:
