@@ -79,6 +79,7 @@ def test_a_tables_answers_are_the_simulators(table: SearchTable) -> None:
     assert len(np.unique(table.actions, axis=0)) == len(table.actions)
 
 
+@pytest.mark.slow
 def test_a_tight_table_has_a_limit_hardly_above_the_shortest_time_and_its_answers_are_of_that_limit() -> None:
     asked = SMALL.model_copy(update={"policy": SMALL.policy.model_copy(update={"tight_share": 1.0})})
     table = next(found for index in range(8) if (found := made_table(asked, SHIPPED_PRIOR, index)).raw.any())

@@ -239,6 +239,7 @@ def test_every_shipped_model_is_searched(name: str) -> None:
     assert {op.group for op in found.ops} == {group.name for group in workload.model.groups}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "groups"),
     [(name, "own" if len(load_model(name).groups) > 1 else "shared") for name in list_names("models")],

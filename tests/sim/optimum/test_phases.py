@@ -98,6 +98,7 @@ def test_the_best_of_every_phase_is_that_of_brute_force(phase: str, engine: str 
             assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(best, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", [0, 20, 400])
 def test_prompts_that_wait_for_each_other_leave_the_best_that_of_brute_force(wait: int) -> None:
     """Up to 8 attention groups with fewer requests and with more; a larger batch may have the earlier first token."""

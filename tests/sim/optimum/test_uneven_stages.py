@@ -137,7 +137,12 @@ def test_stages_with_choices_of_their_own_are_those_of_brute_force() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "phase", "tpot_s"), [("vllm", "serve", 1.0), ("sglang", "serve", 0.012), ("trtllm", "decode", 1.0)]
+    ("engine", "phase", "tpot_s"),
+    [
+        ("sglang", "serve", 0.012),
+        pytest.param("vllm", "serve", 1.0, marks=pytest.mark.slow),
+        pytest.param("trtllm", "decode", 1.0, marks=pytest.mark.slow),
+    ],
 )
 def test_the_best_split_of_an_engines_plans_is_that_of_brute_force(engine: str, phase: str, tpot_s: float) -> None:
     """Steps with prompts and without, limits kept with a confidence, and memory; every split of every strategy."""

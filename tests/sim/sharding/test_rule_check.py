@@ -30,6 +30,7 @@ def test_every_registered_rule_is_right_and_none_is_missing(name: str) -> None:
     assert not verdict.missing, list(map(str, verdict.missing))
 
 
+@pytest.mark.slow
 def test_the_rule_of_an_einsum_is_complete_in_three_cases() -> None:
     placements, combinations = (REPLICATE, Shard(0), PARTIAL), 0
     for equation in ("td,dq->tq", "ecd,edf->ecf", "bhqd,bhkd->bhqk"):

@@ -158,6 +158,7 @@ def test_a_trace_is_the_load_and_what_its_prompts_share_spares_gpus(tmp_path: Pa
         rs.recommend(asked, trace=alike, concurrency=8, **ONE_KIND)
 
 
+@pytest.mark.slow
 def test_where_chunks_take_fewer_gpus_they_win_and_exported_caps_are_those_that_were_replayed(tmp_path: Path) -> None:
     asked = rs.question(
         model="llama_3_1_8b", isl=16000, osl=100, tpot_ms=30, ttft_ms=4000, gpus=8, batches="powers_of_two"
