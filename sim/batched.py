@@ -325,13 +325,9 @@ class _Table:
 
     def begin(self, row: int) -> None:
         """Knows nothing of a row, the next one or one before."""
-        start = row * len(self.entries)
-        if start == len(self._array):
-            size = max(64, min(1024, _TABLE_BYTES // self.row_bytes), 2 * row) * len(self.entries)
-            array, known = np.empty((size, self._width)), np.zeros(size, bool)  # pages that nobody writes to are none
-            array[:start], known[:start] = self._array, self._known
-            self._array, self._known = array, known
-        self._known[start : start + len(self.entries)] = False
+        start, end = row * len(self.entries), (row + 1) * len(self.entries)
+        self._array, self._known = _with_room(self._array, end), _with_room(self._known, end)
+        self._known[start:end] = False
 
     def wanted(self, rows: Ints, places: Floats) -> Ints:
         """Where figures stand `[addends, n]`; rows `[n]`, places of choices in their lists `[dims, n]`."""
@@ -361,6 +357,18 @@ class _Table:
         width = np.shape(figures)[-1]
         self._array[places, :width], self._array[places, width:] = figures, 0.0
         self._known[places] = True
+
+
+def _with_room(array: NDArray[Any], rows: int) -> NDArray[Any]:
+    """An array of as many rows or more, with those that it has.
+
+    They grow, since room that is not needed is not free: allocators clear it, and keep much of what is given back.
+    """
+    if rows <= len(array):
+        return array
+    larger = np.empty((max(64, 2 * len(array), rows), *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
+    return larger
 
 
 def _priced(price: _Price, choices: tuple[int, ...], stacks: Sequence[Stack], _lanes: Ints) -> list[float]:
@@ -450,12 +458,12 @@ class _Terms:
         self.block = min(_BLOCK, *self._most)
         self._meshes, self._pipelines = dict[_Mesh, int](), dict[_Mesh, int]()
         self._mesh_keys = list[_Mesh]()
-        self._about = np.zeros((self._most[0], _STATE + 1 + len(Base._fields) + len(groups)))
+        self._about = np.empty((0, _STATE + 1 + len(Base._fields) + len(groups)))
         self._rules = engine_rules_of(workload)
         self._plans = self._rules.plans_of(workload) if self._rules else ()
-        self._send_s = np.zeros((_MOST_PIPELINES, len(choices[self._sum.leaves]), self._kinds))
+        self._send_s = np.empty((0, len(choices[self._sum.leaves]), self._kinds))
         self._begun = list[_Mesh]()
-        self._of_pipeline = np.zeros((_MOST_PIPELINES, 2 + 2 + len(self._plans) + _DEGREE_LIMITS))
+        self._of_pipeline = np.empty((0, 2 + 2 + len(self._plans) + _DEGREE_LIMITS))
         self._depths: dict[int, int] = {}
         self._stages: Stage | None = None  # arrays [stages, depths]
 
@@ -509,6 +517,9 @@ class _Terms:
 
     def _begin(self, keys: Sequence[_Mesh]) -> None:
         """Knows of pipelines what their degrees alone decide."""
+        self._about = _with_room(self._about, len(self._meshes) + len(keys))
+        self._send_s = _with_room(self._send_s, len(self._pipelines) + len(keys))
+        self._of_pipeline = _with_room(self._of_pipeline, len(self._pipelines) + len(keys))
         for key in keys:
             if key[:5] not in self._meshes:
                 mesh = self._meshes[key[:5]] = len(self._mesh_keys)

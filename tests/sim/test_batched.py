@@ -31,6 +31,7 @@ from tests.questions import question_about
 from tests.sim.drawn import drawn_strategy, drawn_workload
 
 WORKLOADS, FIRST = int(os.environ.get("RAYSEARCH_FUZZ", "3")), int(os.environ.get("RAYSEARCH_FUZZ_FROM", "0"))
+EACH = int(os.environ.get("RAYSEARCH_FUZZ_EACH", "64"))
 FIGURES = ("tokens_per_s_per_gpu", "tpot_s", "ttft_s", "running", "feasible", "excess")
 SERVED = question_about(
     "qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", kv_cache="fp8", weights="fp8"
@@ -82,6 +83,8 @@ def test_the_parts_of_a_step_add_up_to_it(workload):
 def test_so_it_is_of_any_workload_in_every_phase_and_under_every_engine(monkeypatch):
     """`RAYSEARCH_FUZZ` says how many workloads are drawn, `RAYSEARCH_FUZZ_FROM` the first of them.
 
+    `RAYSEARCH_FUZZ_EACH` says how many strategies of each, a multiple of 64.
+
     Strategies are of few degrees and many choices, or each of degrees of its own; meshes are priced each alone, several
     at once, or as many as branch alike.
     """
@@ -92,11 +95,9 @@ def test_so_it_is_of_any_workload_in_every_phase_and_under_every_engine(monkeypa
         known, many = drawn_workload(rng), 4 if seed % 2 else 64
         dims = np.array([drawn_strategy(known, rng, fits=False).dims for _ in range(8)])
         degrees = [drawn_strategy(known, rng, fits=False) for _ in range(many)]
-        mixed = [
-            [np.choose(rng.integers(8, size=dims.shape[1]), dims).tolist() for _ in range(64 // many)] for _ in degrees
-        ]
-        drawn = zip(degrees, mixed, strict=True)
-        agree(known, [replace(each, dims=tuple(row)) for each, rows in drawn for row in rows])
+        drawn = [each for each in degrees for _ in range(EACH // many)]
+        mixed = [np.choose(rng.integers(8, size=dims.shape[1]), dims).tolist() for _ in drawn]
+        agree(known, [replace(each, dims=tuple(row)) for each, row in zip(drawn, mixed, strict=True)])
 
 
 @pytest.mark.parametrize("hardware", ["h100_sxm", "l40s"])
