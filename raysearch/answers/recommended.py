@@ -76,6 +76,10 @@ class RecommendationResult(Result):
 
         Where forms, formats or a load at random take their time, `early` is given what is soon found before.
         """
+        if (trace is not None or requests_per_s is None) and cv != 1.0:
+            raise InputError("--set cv: of requests that come at random: give --requests-per-s, and no trace")
+        if trace is None and requests_per_s is None and percentile != 99.0:
+            raise InputError("--set percentile: of requests that come at a rate: give --requests-per-s, or a trace")
         recorded = None if trace is None else read_trace(trace, requests)
         if recorded is not None:
             question = with_lengths_of(question, recorded)

@@ -13,7 +13,8 @@ from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.pools.pool_comparison import WAYS, PoolComparison, Way
 from raysearch.deploy.pools.pools_files import what_runs
-from raysearch.deploy.replay.replay_text import replayed_line
+from raysearch.deploy.recommend.alternatives import gpus_text
+from raysearch.deploy.replay.replay_text import rate_text, replayed_line
 from sim.pools.matching import Matched
 from sim.pools.resharding import Resharded
 
@@ -30,7 +31,7 @@ def pools_blocks(found: Sequence[PoolComparison]) -> Iterator[RenderableType]:
 
 def _one(answer: PoolComparison) -> Iterator[str]:
     case, limits = answer.case, answer.case.limits
-    yield f"{limits.gpus} GPUs; {_lengths(answer)}"
+    yield f"{gpus_text(limits.gpus)}; {_lengths(answer)}"
     for name, way in answer.ways.items():
         words = WAYS[name]
         mark = " <- the most requests per GPU" if name == answer.winner else ""
@@ -41,7 +42,7 @@ def _one(answer: PoolComparison) -> Iterator[str]:
         yield f"  {what_runs(case.workload, way)}"
         left = limits.gpus - way.gpus
         yield (
-            f"  {way.requests_per_s:,.2f} requests/s on {way.gpus} GPUs{f', {left} left over' if left else ''}: "
+            f"  {rate_text(way.requests_per_s)} on {gpus_text(way.gpus)}{f', {left} left over' if left else ''}: "
             f"{answer.goodput_per_gpu(name):.3f} per GPU; {way.tpot_s * 1e3:.1f} ms per token, "
             f"{way.ttft_s * 1e3:,.0f} ms to the first"
         )
@@ -49,6 +50,8 @@ def _one(answer: PoolComparison) -> Iterator[str]:
             yield f"  {line}"
         if name in answer.replays:
             yield f"  {replayed_line(answer.replays[name])}"
+    if limits.requests_per_s is not None and len(case.traffic.kinds) > 1:
+        yield "Sized in the steady state, a lower bound: requests of several lengths are not replayed"
 
 
 def _lengths(answer: PoolComparison) -> str:

@@ -19,7 +19,7 @@ from raysearch.deploy.recommend.pool_pairs import Disaggregated, ahead_by, pools
 from raysearch.deploy.recommend.recommendation import Option, Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from raysearch.deploy.recommend.usual_limits import usual_limits_text
-from raysearch.deploy.replay.replay_text import replayed_line
+from raysearch.deploy.replay.replay_text import copies_text, percentile_text, rate_text, replayed_line
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
 from sim.nearness import near_limits
@@ -82,8 +82,8 @@ def _pair_load_lines(load: PairLoad) -> Iterator[str]:
     """Whether two pools carry a load."""
     report, arrivals = load.report, load.report.setup.sent.arrivals_text
     yield (
-        f"{load.matched.requests_per_s:,.2f} requests/s {arrivals} need {load.matched.gpus} GPUs to meet "
-        f"the limits at the {report.setup.percentile:g}th percentile; {load.in_steady_state} in the steady state"
+        f"{rate_text(load.matched.requests_per_s)} {arrivals} need {gpus_text(load.matched.gpus)} to meet "
+        f"the limits at {percentile_text(report.setup.percentile)}; {load.in_steady_state} in the steady state"
     )
     yield replayed_line(report)
 
@@ -196,14 +196,14 @@ def _price_of_confidence(answer: Recommendation) -> str:
 def _load_lines(demand: Demand, best: Option) -> Iterator[str]:
     """Whether the load is carried as it comes."""
     arrivals = demand.sent.arrivals_text
-    held = f"the limits at the {demand.percentile:g}th percentile with probability {demand.confidence:g}"
+    held = f"the limits at {percentile_text(demand.percentile)} with probability {demand.confidence:g}"
     if best.load is None:
         yield f"Warning: no number of replicas on {gpus_text(demand.gpus)} meets {held} {arrivals}"
         return
     load, report = best.load, best.load.report
     even = f", {load.at_even_odds} at even odds" if load.at_even_odds < load.replicas else ""
     yield (
-        f"{demand.requests_per_s:,.2f} requests/s {arrivals} need {load.replicas} replicas to meet {held}; "
+        f"{rate_text(demand.requests_per_s or 0.0)} {arrivals} need {copies_text(load.replicas)} to meet {held}; "
         f"{load.in_steady_state} in the steady state{even}"
     )
     if report is not None:

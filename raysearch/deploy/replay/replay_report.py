@@ -133,6 +133,11 @@ class ReplayReport:
         token_s, pools = self.seconds_of("tpot_s", "mean").value, not isinstance(self.setup.fleet, AggregatedFleet)
         return replayed_first_token_s(self.setup.workload, replayed_s, token_s, share, pools=pools)
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the figures of each metric: "mean", "p50" and so on, the percentile of the limits among them."""
+        return tuple(self.runs[0].seconds["ttft_s"])
+
     def figure_of(self, value: Callable[[RunFigures], float]) -> AttainmentEstimate:
         """A figure's mean over seeds, with its interval."""
         return over_seeds([value(run) for run in self.runs], 0.0)
@@ -184,11 +189,12 @@ def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
     refused = int(np.isnan(ttft_s).sum())
     share = float(in_time.mean()) if len(in_time) else 1.0
     served_per_s = (len(outcome.sent_s) - refused) / outcome.end_s if outcome.end_s else 0.0
+    each = sorted({*PERCENTILES, setup.percentile})
     seconds: dict[Metric, Mapping[str, float]] = {
-        "ttft_s": _spread_of(ttft_s),
-        "tpot_s": _spread_of(tpot_s),
-        "itl_s": _spread_of(outcome.gap_s, outcome.gap_counts),
-        "latency_s": _spread_of(latency_s),
+        "ttft_s": _spread_of(ttft_s, each),
+        "tpot_s": _spread_of(tpot_s, each),
+        "itl_s": _spread_of(outcome.gap_s, each, outcome.gap_counts),
+        "latency_s": _spread_of(latency_s, each),
     }
     late = [
         at_percentile(values, setup.percentile) > limit
@@ -208,28 +214,30 @@ def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
     )
 
 
-def _spread_of(values: Floats, counts: Floats | None = None) -> Mapping[str, float]:
+def _spread_of(values: Floats, percentiles: Sequence[float], counts: Floats | None = None) -> Mapping[str, float]:
     """Mean and percentiles, of values that stand for so many each."""
     known = ~np.isnan(values)
     values, weights = values[known], np.ones(known.sum()) if counts is None else counts[known]
     if not weights.sum():
-        return dict.fromkeys(("mean", *(f"p{each}" for each in PERCENTILES)), 0.0)
+        return dict.fromkeys(("mean", *(f"p{each:g}" for each in percentiles)), 0.0)
     order = np.argsort(values)
     reached = np.cumsum(weights[order]) / weights.sum()
-    found = {f"p{each}": float(values[order][np.searchsorted(reached, each / 100 - 1e-12)]) for each in PERCENTILES}
+    found = {f"p{each:g}": float(values[order][np.searchsorted(reached, each / 100 - 1e-12)]) for each in percentiles}
     return {"mean": float(np.average(values, weights=weights)), **found}
 
 
 def _breaks_at(setup: ReplaySetup) -> float:
     """The highest rate at which the limits hold, by halving, on the same requests at other distances.
 
-    Without cached prompts none is higher than the steady state's at its best; with them some may be.
+    Without cached prompts none is higher than the steady state's at its best, whatever a finite replay shows; with them
+    some may be.
     """
 
     def carried(rate_per_s: float) -> bool:
         return holds(replace(setup, sent=setup.sent.at(rate_per_s)), setup.fleet)
 
-    low, high = 0.0, 1.05 * setup.fleet.most_per_s(*setup.sent.mean_tokens)
+    most_per_s = setup.fleet.most_per_s(*setup.sent.mean_tokens)
+    low, high = 0.0, 1.05 * most_per_s
     for _ in range(_DOUBLINGS if setup.sent.cached else 0):
         if not carried(high):
             break
@@ -237,7 +245,7 @@ def _breaks_at(setup: ReplaySetup) -> float:
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if carried(middle) else (low, middle)
-    return low
+    return low if setup.sent.cached else min(low, most_per_s)
 
 
 def replay_dict(report: ReplayReport) -> JsonObject:

@@ -14,7 +14,7 @@ from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.place.attainment import AttainmentEstimate
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet
-from raysearch.deploy.replay.replay_report import METRICS, PERCENTILES, ReplayReport
+from raysearch.deploy.replay.replay_report import METRICS, ReplayReport
 from sim.layouts import layout_of
 from sim.strategy import Strategy
 
@@ -29,12 +29,11 @@ def replay_blocks(report: ReplayReport) -> Iterator[RenderableType]:
     yield priced_text(setup.workload)
     yield f"{_fleet_text(setup.fleet)}, {report.gpus} GPUs"
     yield _sent_line(report)
-    names = ("mean", *(f"p{each}" for each in PERCENTILES))
     rows = [
-        (words, *(_milliseconds(report.seconds_of(metric, name)) for name in names))
+        (words, *(_milliseconds(report.seconds_of(metric, name)) for name in report.names))
         for metric, words in METRICS.items()
     ]
-    yield plain_table(None, ("milliseconds", *names), rows)
+    yield plain_table(None, ("milliseconds", *report.names), rows)
     if measured := report.measured_first_s:
         figures = (
             f"{words} {measured[name][0] * 1e3:,.0f} [{measured[name][1] * 1e3:,.0f}, {measured[name][2] * 1e3:,.0f}]"
@@ -58,7 +57,7 @@ def _sent_line(report: ReplayReport) -> str:
         when = f"{sent.clients} clients, each with one request open"
     else:
         recorded = " of a trace" if sent.trace is not None else f" at random (CV {sent.cv:g})"
-        when = f"{sent.rate_per_s:,.2f} requests/s{recorded}" if sent.rate_per_s else f"all at once{recorded}"
+        when = f"{rate_text(sent.rate_per_s)}{recorded}" if sent.rate_per_s else f"all at once{recorded}"
     count = len(report.first.sent_s)
     return f"Sent: {when}; {count:,} requests in each of {setup.seeds} run{'s' if setup.seeds > 1 else ''}"
 
@@ -73,7 +72,7 @@ def _notes(report: ReplayReport) -> Iterator[str]:
     if limits and report.probability is not None:
         verdict = "met" if all(run.holds for run in report.runs) else "not met"
         yield (
-            f"{' and '.join(limits)} at the {setup.percentile:g}th percentile: {verdict}; "
+            f"{' and '.join(limits)} at {percentile_text(setup.percentile)}: {verdict}; "
             f"probability {report.probability:.2f}, given the step model's error"
         )
         if text := first_token_limit_text(workload):
@@ -95,29 +94,40 @@ def _notes(report: ReplayReport) -> Iterator[str]:
 def replayed_line(report: ReplayReport) -> str:
     """Latencies at the percentile, and the load at which the limits break."""
     name = f"p{report.setup.percentile:g}"
-    known = name if name in report.runs[0].seconds["ttft_s"] else "p99"
-    ttft, tpot = report.seconds_of("ttft_s", known), report.seconds_of("tpot_s", known)
-    breaks = f"; they break at {report.breaks_at_per_s:,.2f} requests/s" if report.breaks_at_per_s else ""
+    ttft, tpot = report.seconds_of("ttft_s", name), report.seconds_of("tpot_s", name)
+    breaks = f"; they break at {rate_text(report.breaks_at_per_s)}" if report.breaks_at_per_s else ""
     return (
-        f"Replayed: {known} {ttft.value * 1e3:,.0f} ms to the first token and {tpot.value * 1e3:,.1f} ms per token"
+        f"Replayed: {name} {ttft.value * 1e3:,.0f} ms to the first token and {tpot.value * 1e3:,.1f} ms per token"
         f"{breaks}"
     )
 
 
 def _fleet_text(fleet: DeployedFleet) -> str:
     if isinstance(fleet, AggregatedFleet):
-        return f"{_copies(fleet.replicas)} of {_strategy_text(fleet.strategy)}"
+        return f"{copies_text(fleet.replicas)} of {_strategy_text(fleet.strategy)}"
     pools = fleet.pools
     prefill, decode = (_strategy_text(each.strategy) for each in (pools.prefill, pools.decode))
-    return f"Prompts on {_copies(pools.prefills)} of {prefill}; answers on {_copies(pools.decodes)} of {decode}"
+    return f"Prompts on {copies_text(pools.prefills)} of {prefill}; answers on {copies_text(pools.decodes)} of {decode}"
 
 
 def _strategy_text(strategy: Strategy) -> str:
     return f"{layout_of(strategy) or degrees_text(strategy)}, at most {strategy.batch} requests each"
 
 
-def _copies(count: int) -> str:
-    return "1 replica" if count == 1 else f"{count} replicas"
+def percentile_text(percentile: float) -> str:
+    """A percentile in words."""
+    last = int(percentile) % 10 if percentile % 1 == 0 and int(percentile) // 10 != 1 else 0
+    return f"the {percentile:g}{({1: 'st', 2: 'nd', 3: 'rd'}).get(last, 'th')} percentile"
+
+
+def rate_text(requests_per_s: float) -> str:
+    """Requests a second in words."""
+    return f"{requests_per_s:,.2f} requests/s" if requests_per_s >= 0.1 else f"{requests_per_s:.2g} requests/s"
+
+
+def copies_text(count: int) -> str:
+    """Replicas in words."""
+    return "1 replica" if count == 1 else f"{count:,} replicas"
 
 
 def _milliseconds(estimate: AttainmentEstimate) -> str:

@@ -74,7 +74,7 @@ def test_even_odds_and_smoother_arrivals_take_no_more_gpus(found: Recommendation
 
 
 def test_too_few_gpus_for_the_load_are_not_feasible() -> None:
-    one = replace(ASKED, gpus=1, tpot_ms=15)
+    one = replace(ASKED, gpus=1, tpot_ms=15, chunk_tokens=1000)
     steady = rs.recommend(one, requests_per_s=1.0, **ONE_KIND)
     assert steady.feasible
     most = steady.answer.options[0].load

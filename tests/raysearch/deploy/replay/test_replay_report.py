@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 import raysearch as rs
 from raysearch.answers.replayed import ReplayResult
 from raysearch.base.errors import InputError
-from raysearch.deploy.replay.deployed_fleets import AggregatedFleet
-from raysearch.deploy.replay.replay_report import ReplayReport
+from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DisaggregatedFleet
+from raysearch.deploy.replay.replay_report import ReplayReport, ReplaySetup, holds, replayed_traffic
+from raysearch.deploy.replay.replay_text import percentile_text, rate_text
+from raysearch.deploy.replay.sent_traffic import SentTraffic
 from sim.optimum.spaces import space_of
 from sim.pools.matching import Matched
 from sim.replay.goodput import step_factor
+from sim.replay.requests import Lengths
 from sim.strategy import Strategy
 from tests.conftest import Command
 
@@ -230,3 +234,32 @@ def test_a_run_s_figures_are_finite(busy: ReplayReport) -> None:
     assert all(
         math.isfinite(value) for run in busy.runs for spread in run.seconds.values() for value in spread.values()
     )
+
+
+def test_the_percentile_of_the_limits_is_shown_in_words_and_figures() -> None:
+    found = _found(requests_per_s=4, percentile=95)
+    assert list(found.report.runs[0].seconds["ttft_s"]) == ["mean", "p50", "p90", "p95", "p99"]
+    assert "at the 95th percentile: met" in str(found)
+    named = ((1, "1st"), (2, "2nd"), (13, "13th"), (91, "91st"), (99.9, "99.9th"), (100, "100th"))
+    assert [percentile_text(each) for each, _ in named] == [f"the {words} percentile" for _, words in named]
+    assert (rate_text(0.0001), rate_text(1234.5)) == ("0.0001 requests/s", "1,234.50 requests/s")
+    for only_of_a_load in ({"cv": 3.0}, {"percentile": 90.0}):
+        with pytest.raises(InputError, match=r"give --requests-per-s"):
+            rs.recommend(rs.question(**QUESTION), **only_of_a_load)
+
+
+def test_no_load_is_carried_above_the_steady_state_however_few_requests_are_replayed() -> None:
+    loose = rs.question(**QUESTION | {"tpot_ms": 100, "ttft_ms": 5000})
+    report = rs.replay(loose, tp=1, batch=32, requests_per_s=20, requests=50, seeds=1).report
+    assert report.breaks_at_per_s == report.bound_per_s
+
+
+@pytest.mark.parametrize("load", [5, 20, 60])
+def test_a_replay_that_ends_once_it_is_late_for_sure_says_what_the_whole_one_does(load: float) -> None:
+    asked = rs.question(**QUESTION, gpus=2)
+    workload, strategy = asked.load(), _found(requests_per_s=4).report.setup.fleet.strategy
+    pools = [(replace(workload, phase=phase), strategy, 1) for phase in ("prefill", "decode")]
+    sent = SentTraffic(Lengths(1000), Lengths(100), 400, load)
+    for fleet in (AggregatedFleet.of(workload, strategy, 2), DisaggregatedFleet.of(pools[0], pools[1])):
+        setup = ReplaySetup(workload, fleet, sent, 99.0, 1)
+        assert holds(setup, fleet) == replayed_traffic(setup).runs[0].holds
