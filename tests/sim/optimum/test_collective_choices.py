@@ -326,6 +326,7 @@ def routed(workload: Workload, chosen: dict[str, int]) -> tuple[Collective, ...]
     return next(op for op in found.ops if op.name == "dispatch").collectives
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["decode", "serve"])
 @pytest.mark.parametrize("tpot_ms", [None, 18.0])
 def test_the_optimum_with_two_inputs_merged_is_that_of_brute_force(phase: str, tpot_ms: float | None) -> None:

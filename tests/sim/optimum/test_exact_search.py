@@ -159,6 +159,7 @@ def long_context() -> Workload:
     return dataclasses.replace(workload, degrees=few)
 
 
+@pytest.mark.slow
 def test_every_space_contains_the_ones_it_widens(long_context: Workload) -> None:
     workload = long_context
     values = {
@@ -191,6 +192,7 @@ def test_no_neighbour_of_the_best_is_better(long_context: Workload) -> None:
     assert max(values) <= found.evaluation.tokens_per_s_per_gpu * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_sampled_strategies_of_the_extended_space_never_beat_its_best() -> None:
     workload = load_workload("gpt_moe_1_6t_16k")
     few = DegreeTables((1, 2, 4, 8), (4, 16), (1, 2), (256, 1024))

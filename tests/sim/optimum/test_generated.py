@@ -75,7 +75,7 @@ def test_a_named_space_is_what_its_tables_leave_of_the_generated_one_to_the_bit(
 
 
 @pytest.mark.parametrize("tight", [False, True])
-@pytest.mark.parametrize("which", ["toy_dense", "toy_moe"])
+@pytest.mark.parametrize("which", ["toy_dense", pytest.param("toy_moe", marks=pytest.mark.slow)])
 def test_the_optimum_with_choices_at_both_ends_is_that_of_brute_force(
     which: str, tight: bool, request: pytest.FixtureRequest
 ) -> None:

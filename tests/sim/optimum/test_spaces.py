@@ -80,6 +80,7 @@ def test_what_keeps_a_strategy_out_of_a_space_is_named() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ratio"), [("gpt_moe_1_2t_16k", 1.077), ("gpt_moe_1_6t_64k", 1.049)])
 def test_the_paper_s_finding_over_megatron_lm_shows_in_the_paper_s_space(name: str, ratio: float) -> None:
     # "outperforms Megatron-LM's heuristic strategies by up to 1.06x"; with sharding over tokens nothing is gained.

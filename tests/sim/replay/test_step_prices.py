@@ -13,10 +13,10 @@ _DOUBLINGS = ((0, 9), (4, 15), (3, 14), (5, 15))
 @pytest.mark.parametrize(
     ("model", "engine", "layout"),
     [
-        ("qwen3_32b", "vllm", "tp2"),
+        pytest.param("qwen3_32b", "vllm", "tp2", marks=pytest.mark.slow),
         ("qwen3_235b_a22b", "trtllm", "tep8"),
         ("deepseek_v3", "sglang", "dep8"),
-        ("gpt_oss_120b", "vllm", "tp2"),
+        pytest.param("gpt_oss_120b", "vllm", "tp2", marks=pytest.mark.slow),
     ],
 )
 def test_any_step_is_within_a_hundredth_of_the_step_model(model: str, engine: str, layout: str) -> None:
