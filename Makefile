@@ -13,7 +13,7 @@ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
   { echo "raysearch needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || true); choose another: make PYTHON=python3.11 ..." >&2; exit 1; }
 endef
 
-.PHONY: help search test test-cluster fuzz docs check types pages quick-tests quick-sim quick-others slow-tests slow-learning slow-processes slow-studies slow-simulators slow-others setup setup-dev hashes clean
+.PHONY: help search test test-cluster fuzz docs check types pages quick-tests quick-sim quick-others slow-tests slow-learning slow-processes slow-studies slow-simulators slow-others slow-sim setup setup-dev hashes clean
 
 help:
 	@echo "make search        set up .venv and run the quickstart study"
@@ -47,7 +47,7 @@ check:
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	@# Slow tests mostly wait for processes, the rest computes and lets them go first: so they take half the time.
-	$(MAKE) --no-print-directory -j8 --output-sync=line slow-tests quick-tests types pages
+	$(MAKE) --no-print-directory -j9 --output-sync=line slow-tests quick-tests types pages
 
 pages: # without the makers' notice about versions to come
 	NO_MKDOCS_2_WARNING=1 $(LAST) $(BIN)/mkdocs build --strict --quiet
@@ -66,13 +66,13 @@ quick-sim:
 quick-others:
 	$(QUICK) tests raysearch $(addprefix --ignore=,$(QUICK_SIM))
 
-# Five lanes, each with processes, ports and folders of its own; all in tests/: the other folders have examples alone.
+# Six lanes, each with processes, ports and folders of its own; all in tests/: the other folders have examples alone.
 SLOW := $(BIN)/pytest -m 'slow and not cluster'
 LEARNING := tests/raysearch/searchers tests/test_rllib_page.py
 PROCESSES := tests/raysearch/processes
 STUDIES := tests/raysearch/studies
 SIMULATORS := tests/raysearch/simulators tests/cluster
-slow-tests: slow-processes slow-studies slow-simulators slow-learning slow-others
+slow-tests: slow-processes slow-studies slow-simulators slow-learning slow-others slow-sim
 
 slow-learning:
 	$(SLOW) $(LEARNING)
@@ -86,8 +86,11 @@ slow-studies:
 slow-simulators:
 	$(SLOW) $(SIMULATORS)
 
+slow-sim: # which waits for nothing
+	$(LAST) $(SLOW) $(QUICK_SIM)
+
 slow-others:
-	$(SLOW) tests $(addprefix --ignore=,$(LEARNING) $(PROCESSES) $(STUDIES) $(SIMULATORS))
+	$(SLOW) tests $(addprefix --ignore=,$(LEARNING) $(PROCESSES) $(STUDIES) $(SIMULATORS) $(QUICK_SIM))
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
