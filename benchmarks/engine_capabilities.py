@@ -2,11 +2,12 @@
 
     pip download --no-deps vllm==0.33.0 sglang==0.5.23 ai-dynamo==1.6.1 -d wheels
     git clone --bare https://github.com/NVIDIA/Megatron-LM wheels/Megatron-LM.git
-    python benchmarks/engine_capabilities.py wheels/*.whl wheels/Megatron-LM.git@core_v0.19.0
+    git clone --depth 1 --branch v1.3.0rc29 https://github.com/NVIDIA/TensorRT-LLM
+    python benchmarks/engine_capabilities.py wheels/*.whl wheels/Megatron-LM.git@core_v0.19.0 TensorRT-LLM
 
-Nothing of a wheel is run: options, their types, choices and defaults, the keys of options that are JSON, environment
-variables and model classes are read from its syntax trees. Megatron-LM makes most options from dataclasses when it
-starts, so its parser is built, which takes PyTorch.
+Nothing of a wheel, or of TensorRT-LLM's checkout, is run: options, their types, choices and defaults, the keys of
+options that are JSON, environment variables and model classes are read from its syntax trees. Megatron-LM makes most
+options from dataclasses when it starts, so its parser is built, which takes PyTorch.
 """
 
 from __future__ import annotations
@@ -46,6 +47,19 @@ class Wheel:
     def metadata(self) -> str:
         """The text of its METADATA."""
         return next(self._zip.read(name).decode() for name in self._zip.namelist() if name.endswith("/METADATA"))
+
+
+class Checkout:
+    """The Python files of a source checkout that are asked for, as syntax trees."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def trees(self, *patterns: str) -> dict[str, ast.Module]:
+        """As `Wheel.trees`, of names beneath `tensorrt_llm`."""
+        wanted = re.compile("|".join(patterns))
+        files = {path.relative_to(self._path).as_posix(): path for path in self._path.glob("tensorrt_llm/**/*.py")}
+        return {name: ast.parse(path.read_bytes()) for name, path in files.items() if wanted.fullmatch(name)}
 
 
 def literal(node: ast.expr | None) -> Any:
@@ -388,6 +402,101 @@ def of_megatron(repository: Path, tag: str) -> dict[str, Any]:
     }
 
 
+_DEEPEST = 4
+"""Levels of a configuration file that are read."""
+
+
+def of_trtllm(checkout: Checkout) -> dict[str, Any]:
+    """TensorRT-LLM: settings of the file that trtllm-serve reads, as "moe_config.backend", and its own options."""
+    trees = checkout.trees(r"tensorrt_llm/llmapi/\w+\.py")
+    aliases = (node for tree in trees.values() for node in tree.body if isinstance(node, ast.AnnAssign))
+    names = assigned(trees) | {
+        each.target.id: each.value for each in aliases if isinstance(each.target, ast.Name) and each.value is not None
+    }
+    known = classes(trees)
+    names |= dict.fromkeys(known, ast.Constant(None))
+    options = dict(_settings(known["TorchLlmArgs"], names, known))
+    serve = checkout.trees(r"tensorrt_llm/commands/serve\.py")
+    for tree in serve.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "click.option":
+                flags = [flag for each in node.args for flag in str(literal(each) or "").split("/")]
+                options |= {flag: _clicked(node) for flag in flags if flag.startswith("--")}
+    registered = {
+        literal(call.args[0])
+        for tree in checkout.trees(r"tensorrt_llm/_torch/models/modeling_\w+\.py").values()
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "register_auto_model" and call.args
+    }
+    (version,) = checkout.trees(r"tensorrt_llm/version\.py").values()
+    return {
+        "version": literal(assigned({"": version})["__version__"]),
+        "source": "tensorrt_llm/llmapi, tensorrt_llm/commands/serve.py, tensorrt_llm/_torch/models",
+        "options": options,
+        "architectures": sorted(each for each in registered if isinstance(each, str)),
+    }
+
+
+def _settings(
+    found: ast.ClassDef, names: Mapping[str, ast.expr], known: Mapping[str, ast.ClassDef], under: str = ""
+) -> Iterator[tuple[str, Option]]:
+    """Fields of a configuration, and of those in it, of a union those of all."""
+    for name, node in fields_of(found, known).items():
+        if name.startswith("_") or "ClassVar" in words_of(node.annotation, names):
+            continue
+        inner = [known[word] for word in sorted(_all_words(node.annotation, names)) if word in known]
+        deeper = [each for each in inner if each is not found and not _enumerated(each)]
+        path = f"{under}{name}"
+        if not deeper or path.count(".") >= _DEEPEST:
+            yield path, _setting(node, names, inner)
+            continue
+        yield path, {"type": "json"}
+        options: dict[str, Option] = {}
+        for each in deeper:
+            for own, option in _settings(each, names, known, f"{path}."):
+                before = options.get(own, {})
+                both = [*before.get("choices", []), *option.get("choices", [])]
+                options[own] = {**option, "choices": list(dict.fromkeys(both))} if both else before or option
+        yield from options.items()
+
+
+def _setting(node: ast.AnnAssign, names: Mapping[str, ast.expr], inner: list[ast.ClassDef]) -> Option:
+    words = _all_words(node.annotation, names)
+    choices = strings(node.annotation, names) if "Literal" in words and not words & {"str", "int"} else []
+    choices += [str(literal(each.value)) for own in inner for each in own.body if isinstance(each, ast.Assign)]
+    whole = {"int", "PositiveInt", "NonNegativeInt", "StrictInt"}
+    kinds = (("bool", {"bool"}), ("int", whole), ("float", {"float", "NonNegativeFloat"}))
+    one = not words & {"str", "object", "Any", "List", "list", "Dict", "dict", "Tuple", "tuple"}
+    kind = "choice" if choices else next((kind for kind, own in kinds if words & own and one), "str")
+    kind = "str" if {"int", "bool"} <= words or (words & {"float"} and words & whole) else kind
+    return _kept({"type": kind, "choices": choices})
+
+
+def _all_words(node: ast.expr, names: Mapping[str, ast.expr]) -> set[str]:
+    """Names in an annotation, in quotes too, and in what they are aliases of."""
+    found: set[str] = set()
+    for each in ast.walk(node):
+        quoted = isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value in names
+        word = str(each.value) if quoted else each.id if isinstance(each, ast.Name) else None
+        if word and word not in found:
+            found |= {word} | (_all_words(names[word], names) if word in names else set())
+    return found
+
+
+def _enumerated(found: ast.ClassDef) -> bool:
+    return any("Enum" in ast.unparse(base) for base in found.bases)
+
+
+def _clicked(call: ast.Call) -> Option:
+    """Type of an option of click's."""
+    said = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    kind = ast.unparse(said["type"]) if "type" in said else "str"
+    choices = strings(said["type"], {}) if "Choice" in kind else []
+    switch = literal(said.get("is_flag")) or any("/" in str(literal(each)) for each in call.args)
+    typed = "switch" if switch else "choice" if choices else kind if kind in ("int", "float") else "str"
+    return _kept({"type": typed, "choices": choices, "default": literal(said.get("default"))})
+
+
 READERS: dict[str, tuple[str, Callable[[Wheel], dict[str, Any]]]] = {
     "vllm": ("vllm", of_vllm),
     "sglang": ("sglang", of_sglang),
@@ -410,17 +519,24 @@ def text_of(content: Mapping[str, Any]) -> str:
 def main() -> None:
     """Writes a file for each wheel and each tag that is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sources", nargs="+", help="WHEEL, or REPOSITORY.git@TAG of Megatron-LM")
-    for source in parser.parse_args().sources:
+    parser.add_argument(
+        "sources", nargs="+", help="WHEEL, REPOSITORY.git@TAG of Megatron-LM, or checkout of TensorRT-LLM"
+    )
+    parser.add_argument("--to", type=Path, default=FOLDER, help="folder of the files (configs/engines/capabilities)")
+    given = parser.parse_args()
+    for source in given.sources:
         path, _, tag = source.partition("@")
         if tag:
             engine, version, found = "megatron_core", tag.removeprefix("core_v"), of_megatron(Path(path), tag)
+        elif Path(path).is_dir():
+            found = of_trtllm(Checkout(Path(path)))
+            engine, version = "trtllm", found["version"]
         else:
             wheel = Wheel(Path(path))
             engine, read = READERS[wheel.name]
             version, found = wheel.version, read(wheel)
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        (FOLDER / f"{engine}-{version}.json").write_text(text_of({"engine": engine, "version": version, **found}))
+        given.to.mkdir(parents=True, exist_ok=True)
+        (given.to / f"{engine}-{version}.json").write_text(text_of({"engine": engine, "version": version, **found}))
         print(f"{engine} {version}: {len(found.get('options', found.get('options_of', ())))} options")
 
 

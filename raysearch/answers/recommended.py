@@ -71,10 +71,12 @@ class RecommendationResult(Result):
         progress: Callable[[str], None],
         found: Callable[[Recommendation], None] = lambda _: None,
         early: Callable[[Recommendation], None] | None = None,
+        parallel: bool = False,
     ) -> RecommendationResult:
         """Answers a question; see `raysearch.api.recommend`, and `recommended` of the deployment for `found`.
 
-        Where forms, formats or a load at random take their time, `early` is given what is soon found before.
+        Where forms, formats or a load at random take their time, `early` is given what is soon found before. With
+        `parallel` a second core is used: see `raysearch.processes.second_process`.
         """
         if (trace is not None or requests_per_s is None) and cv != 1.0:
             raise InputError("--set cv: of requests that come at random: give --requests-per-s, and no trace")
@@ -118,13 +120,13 @@ class RecommendationResult(Result):
             question = formats[0].question
             demand = asked(question)
         if compares_forms(demand, forms):
-            compared = compared_forms(question, asked, progress, searched)
+            compared = compared_forms(question, asked, progress, searched, parallel=parallel)
             question, near = replace(question, **compared[0].changes), compared[0].answer
             demand = asked(question)
-        answer = recommended(demand, progress, found, near)
+        answer = recommended(demand, progress, found, near, parallel=parallel)
         if answer.winner is None and demand.usual:
             progress("the same without limits that nobody gave")
-            answer = recommended(asked(question, usual=False), progress, found)
+            answer = recommended(asked(question, usual=False), progress, found, parallel=parallel)
         return cls(question, answer, tuple(formats), tuple(compared))
 
     @property

@@ -35,6 +35,8 @@ _FIRST = 0.8
 """Share of its best replica's worth from which a pool's replicas are in the first pairs. [assumed]"""
 _CLOSE = 0.98
 """Share of a latency from which an interval is cut at the replica that its bound rests on, not halved. [assumed]"""
+_SHARES = (1.0, 2 / 3, 1 / 3)
+"""Of the longest time to the first token. [assumed] In two thirds a prompt waits for a whole one."""
 _REACHED = 1 - 1e-9
 _APART = 1e-7
 """Share by which latencies differ that are not alike; searches round limits by less."""
@@ -170,6 +172,20 @@ class PairSearch:
                 add(least_s, ends_s)
         return self.best
 
+    def at_once(self, requests: int, output_tokens: float) -> Matched | None:
+        """The pair on the fewest GPUs that has so many requests in flight, of each degrees' fastest replicas.
+
+        Those are looked into that are the fastest within the limits, and within some shares of the first token's.
+        """
+        prefills = {
+            each.evaluation.strategy: each
+            for share in _SHARES
+            for each in self._pools[0].within(share * self.limits.ttft_s, 0.0)
+        }
+        decodes = self._pools[1].within(self.limits.tpot_s, 0.0)
+        limits = replace(self.limits, at_once=requests, output_tokens=output_tokens)
+        return best_match(tuple(prefills.values()), decodes, limits, self._near, self._far, self._node_gpus)
+
     def _paired(self, latest_s: tuple[float, float]) -> list[tuple[PoolOptions, float, float]]:
         return list(zip(self._pools, latest_s, self._tops, strict=True))
 
@@ -262,3 +278,13 @@ def best_pair(
     return PairSearch(
         workload, traffic, limits, hidden=hidden, free_transfer=free_transfer, begin=begin, known=known
     ).run()
+
+
+def pair_at_once(
+    workload: Workload, traffic: Traffic, limits: Limits, requests: int, known: PairKnown | None = None
+) -> Matched | None:
+    """The pair of pools on the fewest GPUs found that has so many requests in flight together; see `best_pair`.
+
+    As many come each second as end then, so that by Little's law a pair has its rate times a request's stay in flight.
+    """
+    return PairSearch(workload, traffic, limits, known=known).at_once(requests, traffic.output_tokens)

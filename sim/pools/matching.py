@@ -37,12 +37,16 @@ class Limits:
         tpot_s: Longest mean time per output token.
         ttft_s: Longest mean time to the first token.
         requests_per_s: Load to carry with the fewest GPUs; None fills all of them.
+        at_once: Requests in flight to have on the fewest GPUs, in place of a load; None for none.
+        output_tokens: Of those.
     """
 
     gpus: int
     tpot_s: float = math.inf
     ttft_s: float = math.inf
     requests_per_s: float | None = None
+    at_once: int | None = None
+    output_tokens: float = 0.0
 
 
 def as_predicted(workload: Workload, limits: Limits) -> Limits:
@@ -114,25 +118,29 @@ def best_match(
 def _order(each: Matched, limits: Limits) -> tuple[float, ...]:
     if limits.requests_per_s is not None:
         return (each.gpus, each.ttft_s)
+    if limits.at_once is not None:
+        return (each.gpus, -float(f"{each.requests_per_s:.12g}"), each.ttft_s)
     return (-float(f"{each.requests_per_s:.12g}"), each.gpus, each.ttft_s, each.prefills)
 
 
 def _bests(
     prefills: Sequence[Replica], decodes: Sequence[Replica], limits: Limits, gpus: int, link: Link
 ) -> Iterator[Matched]:
-    left = [each for each in unbeaten(prefills, limits.ttft_s * (1 + RATE_ROUNDING)) if each.gpus < gpus]
-    right = [each for each in unbeaten(decodes, limits.tpot_s * (1 + RATE_ROUNDING)) if each.gpus < gpus]
+    sides = (prefills, limits.ttft_s * (1 + RATE_ROUNDING)), (decodes, limits.tpot_s * (1 + RATE_ROUNDING))
+    if limits.at_once is None:
+        sides = tuple((unbeaten(*each), each[1]) for each in sides)  # else a slower one may hold more requests
+    left, right = ([one for one in side if one.gpus < gpus and one.latency_s <= most_s] for side, most_s in sides)
     if not (left and right):
         return
     pairs = _Pairs(left, right, limits, link)
     sizes, others = (np.array([each.gpus for each in side]) for side in (left, right))
-    load = limits.requests_per_s
+    load = limits.requests_per_s if limits.at_once is None else limits.at_once / pairs.stay_s(limits.output_tokens)
     if load is not None:
         with np.errstate(divide="ignore"):
             counts = np.ceil(load / pairs.into * (1 - 1e-12)), np.ceil(load / pairs.out_of * (1 - 1e-12))
         taken = counts[0] * sizes[:, None] + counts[1] * others
         if taken.min() <= gpus:
-            yield from pairs.at(taken <= taken.min(), np.full_like(taken, load))
+            yield from pairs.at(taken <= taken.min(), np.broadcast_to(load, taken.shape))
         return
     counts = _balanced(pairs, sizes[:, None], others, gpus)
     rates = [pairs.rate(count, _left_over(gpus, count, sizes[:, None], others)) for count in (counts, counts - 1)]
@@ -173,7 +181,8 @@ class _Pairs:
         waits = {n: link.request_s(n, n) for n in {each.sharers for each in (*left, *right)}}
         self._transfer_s = np.array([[waits[min(one.sharers, other.sharers)] for other in right] for one in left])
         self._prompt_s = np.array([each.latency_s for each in left])
-        rest_s = self._transfer_s + np.array([each.latency_s for each in right])
+        self._tpot_s = np.array([each.latency_s for each in right])
+        rest_s = self._transfer_s + self._tpot_s
         spare_s = limits.ttft_s * (1 + RATE_ROUNDING) - rest_s - self._prompt_s[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):  # a bound may have prompts that take no time
             self._busiest = np.nan_to_num(np.clip(spare_s / (self._prompt_s[:, None] / 2), 0.0, 1.0))
@@ -181,6 +190,10 @@ class _Pairs:
         self._rates = np.array([_carried(each, link) for each in left])
         self.into = self._busiest * self._rates[:, None]
         self.out_of = np.array([_carried(each, link) for each in right])
+
+    def stay_s(self, output_tokens: float) -> Floats:
+        """[prefills, decodes] seconds of a request from its start, which is at once, to its last token."""
+        return self._prompt_s[:, None] + self._rest_s + (output_tokens - 1) * self._tpot_s
 
     def rate(self, prefills: Floats, decodes: Floats) -> Floats:
         """Requests a second of so many replicas."""

@@ -132,6 +132,7 @@ def recommend(
         progress=_note if sys.stderr.isatty() else lambda _: None,
         found=lambda so_far: None if as_json else shown(best_blocks(so_far)),
         early=None if as_json else lambda so_far: shown(begun_lines(so_far)),
+        parallel=True,
     )
     if out is not None:
         write_recommendation(found.answer, out)

@@ -81,6 +81,16 @@ class Capability:
             if "method" in given and given["method"] not in self.speculative_methods:
                 yield f"{name} has no method {given['method']}"
 
+    def setting(self, name: str) -> str:
+        """The setting of a configuration file that decides on one: itself, or what it lies in and may hold anything."""
+        parts = name.split(".")
+        above = (".".join(parts[:depth]) for depth in range(len(parts) - 1, 0, -1))
+        for each in () if name in self.options else above:
+            if each in self.options:
+                closed = any(other.startswith(f"{each}.") for other in self.options)
+                return name if closed else each
+        return name
+
     def beside(self, platform: Capability) -> Capability:
         """The same as a platform's worker takes it."""
         return replace(self, options={**self.options, **platform.options_of[self.engine]})
@@ -124,6 +134,27 @@ def stated_version(workload: Workload, engine: str) -> str | None:
     if charged.version is None:
         return engine_rules(engine).version if charged.version_stated else None
     return charged.version.number
+
+
+def unread_settings(engine: str, content: JsonObject) -> tuple[list[str], list[str]]:
+    """Of a configuration file what the newest version read does not take, and a note where none was read."""
+    read, named = read_versions(engine), dict(_leaves(content))
+    title = engine_rules(engine).title
+    if not read:
+        what = f"no version of {title} was read (benchmarks/engine_capabilities.py reads a checkout of it)"
+        return [], [f"none of these {len(named)} settings was compared with {title}'s own list: {what}"]
+    known = read_capability(engine, read[-1])
+    refused = [text for name, value in named.items() for text in known.refuses(known.setting(name), value)]
+    return [f"{title} {read[-1]}: {text}" for text in refused], []
+
+
+def _leaves(content: JsonObject, under: str = "") -> Iterator[tuple[str, object]]:
+    """Settings of a file that hold no others, as "moe_config.backend"."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{under}{name}.")
+        else:
+            yield f"{under}{name}", value
 
 
 def capability_of(workload: Workload, engine: str) -> tuple[Capability, list[str]]:

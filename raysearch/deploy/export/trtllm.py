@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from raysearch.deploy.export.deployment import Deployment, Export
+from raysearch.deploy.export.engine_words import unread_settings
 from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.models import draft_repository
 from raysearch.deploy.export.render import Argument, Command, yaml_text
@@ -34,8 +35,10 @@ def export(deployment: Deployment) -> Export:
         notes.append(f"start it over {deployment.nodes} nodes with their host file, or by `srun` in place of mpirun")
     notes += [*deployment.domain_notes, *deployment.router_notes(_JOINED)]
     command = Command(program, (("--config", CONFIG_FILE),), deployment.nccl_variables)
-    files = {CONFIG_FILE: yaml_text(config(runs.deployment))}
-    return Export(command, files, runs.dropped, tuple(notes), runs.violations)
+    content = config(runs.deployment)
+    refused, unread = unread_settings(TRTLLM.name, content)
+    files = {CONFIG_FILE: yaml_text(content)}
+    return Export(command, files, (*runs.dropped, *refused), (*notes, *unread), runs.violations)
 
 
 def config(deployment: Deployment) -> JsonObject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -25,6 +26,9 @@ FormName = Literal["aggregated", "disaggregated"]
 
 Without = Literal["pp", "ep", "pp,ep"]
 """Degrees that are to stay 1: pipelines, expert parallelism."""
+
+_MOST_COUNTED = 256
+"""Replicas up to which the batch of requests at once is counted; of more, one less changes it by less. [assumed]"""
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,8 @@ class Demand:
         check_rate(self.requests_per_s)
         if self.only == "disaggregated" and not self.chooses_form:
             raise InputError(
-                "--set only=disaggregated: expected an engine that joins pools of prompts and answers, two GPUs, phase "
-                "serve, and no --concurrency: leave it out"
+                "--set only=disaggregated: expected an engine that joins pools of prompts and answers, two GPUs, and "
+                "phase serve: leave it out"
             )
         if self.price_per_gpu_hour is not None and not 0 <= self.price_per_gpu_hour < math.inf:
             raise InputError(f"--set price: expected a number from 0, got {self.price_per_gpu_hour:g}")
@@ -116,7 +120,7 @@ class Demand:
         """Whether prompts and answers may have pools of their own: of engines that send caches between them."""
         rules, workload = engine_rules_of(self.workload), self.workload
         joined = rules is not None and rules.disaggregates and phase_of(workload).mixes and workload.output_tokens > 1
-        return joined and self.concurrency is None and self.gpus > 1 and self.only != "aggregated"
+        return joined and self.gpus > 1 and self.only != "aggregated"
 
     @property
     def sure(self) -> float:
@@ -168,6 +172,16 @@ class Demand:
         degrees = self.workload.degrees
         few = tuple(batch for batch in coarse_steps(4096) if batch in degrees.batch)
         return self.under(degrees=replace(degrees, batch=few)) if few else self
+
+    @property
+    def over_batches_at_once(self) -> Demand:
+        """The same over the batches that its requests at once make on a number of replicas, and few smaller ones."""
+        degrees, most = self.workload.degrees, self.concurrency or 1
+        counts = range(1, min(self.gpus, _MOST_COUNTED) + 1)
+        parts = {math.ceil(most / (replicas * pp)) for replicas in counts for pp in degrees.pp}
+        wanted = {each for each in {*parts, *coarse_steps(most)} if each <= degrees.batch[-1]}
+        batches = sorted({degrees.batch[bisect_left(degrees.batch, each)] for each in wanted})
+        return self.under(degrees=replace(degrees, batch=tuple(batches)))
 
     def under(self, **changes: Any) -> Demand:
         """The same demand of a workload with other fields."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -15,6 +15,7 @@ from sim.optimum.spaces import space_of
 from sim.pools.best_pair import PairKnown
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate
+from sim.strategy import Strategy
 from sim.workload import Workload
 
 
@@ -180,6 +181,8 @@ def gpus_worth(demand: Demand, gpus: int) -> float:
     return (_load_tokens_per_s(demand) or 0.0) / gpus * (1 - _TIE) if gpus > 0 else math.inf
 
 
+_NEARBY = 1.5
+"""Times the fewest GPUs of replicas within a node up to which others are looked at for requests at once. [assumed]"""
 EVERY = 10**6
 """More than there are degrees."""
 
@@ -190,7 +193,7 @@ def best_first(
     """The best strategies of different degrees, the best first; those that cannot carry the load are left out.
 
     The fewest GPUs for requests at once follow from the batch, not from throughput: all degrees are asked for the
-    fastest batch, or a larger one that takes fewer replicas.
+    fastest batch that so many make, or a larger one that takes fewer replicas.
 
     Args:
         demand: What was asked.
@@ -202,9 +205,34 @@ def best_first(
     """
     if demand.concurrency is None:
         return _by_worth(demand, count, known, among if count == 1 else (), least)
-    fewest = [_of_fewest_replicas(demand, each) for each in _by_worth(demand, EVERY, known)]
+    near = min(nearby_gpus(demand), demand.workload.max_gpus)
+    if near < demand.workload.max_gpus:
+        known = {}  # pipelines that are allowed depend on it
+    asked = demand.over_batches_at_once.under(max_gpus=near)
+    return _fewest_gpus(demand, _by_worth(asked, EVERY, known))[:count]
+
+
+def nearby_gpus(demand: Demand) -> int:
+    """`_NEARBY` times the GPUs that replicas within a node take for requests at once, over few batches.
+
+    All GPUs at hand, where no such replicas have room for them.
+    """
+    node = min(demand.workload.hardware.node_gpus, demand.gpus)
+    few = demand.over_few_batches.over_batches_at_once.under(max_gpus=node)
+    found = _fewest_gpus(demand, _by_worth(few, EVERY, {}))
+    return min(demand.gpus, math.ceil(_NEARBY * needed_gpus(demand, found[0]))) if found else demand.gpus
+
+
+def fewest_among(demand: Demand, strategies: Iterable[Strategy]) -> tuple[Evaluation, ...]:
+    """Of some strategies' degrees and choices those with which enough requests are at once, the best first."""
+    roomy = (largest_batch(demand, evaluate(demand.workload, each)) for each in strategies)
+    return _fewest_gpus(demand, [each for each in roomy if each])
+
+
+def _fewest_gpus(demand: Demand, fastest: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
+    fewest = [_of_fewest_replicas(demand, each) for each in fastest]
     enough = [each for each in fewest if needed_gpus(demand, each) <= demand.gpus]
-    return tuple(sorted(enough, key=lambda each: (needed_gpus(demand, each), -each.tokens_per_s_per_gpu))[:count])
+    return tuple(sorted(enough, key=lambda each: (needed_gpus(demand, each), -each.tokens_per_s_per_gpu)))
 
 
 def _of_fewest_replicas(demand: Demand, fastest: Evaluation) -> Evaluation:

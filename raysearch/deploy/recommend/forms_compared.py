@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from rich.table import Table
 
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.fleet import Searched, best_first, fleet_of
-from raysearch.deploy.recommend.pool_pairs import FAR, best_disaggregated
+from raysearch.deploy.recommend.fleet import Searched, best_first, fewest_among, fleet_of
+from raysearch.deploy.recommend.pool_pairs import FAR, ahead_by, best_disaggregated, paired
 from raysearch.deploy.recommend.recommendation import Option, Recommendation, best_alone
+from raysearch.processes.second_process import begun_beside
 from sim.config.question import Question
 from sim.engines.engine_registry import charged_rules
+from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
+from sim.pools.matching import Matched
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate
 from sim.workload import Workload
@@ -29,6 +34,9 @@ _SPARE_SHARE = 8
 """One spare copy for so many experts. [published] 32 beside 256: DeepSeek-V3's report (arXiv 2412.19437), 3.4.1."""
 _NOTABLE = 1.01
 """What a form must gain to be worth its options. [assumed]"""
+_DEEPEP = "DeepEP"
+_NEAR = 16
+"""Degrees that other forms are asked of for requests at once. [assumed]"""
 _OF_EXPERTS = {"redundant_experts", "expert_exchange", "two_batch_overlap"}
 """What means nothing where each GPU has a part of every expert."""
 _MOST_DRAFTS = 3
@@ -53,8 +61,13 @@ class ServingForm:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all GPUs at hand."""
+        """Of all GPUs at hand; of those that requests at once take."""
         return self.answer.tokens_per_s
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What it goes by, the best highest: for requests at once how few GPUs it takes, then tokens/s."""
+        return (0.0 if self.answer.demand.concurrency is None else -self.answer.gpus), self.tokens_per_s
 
     @property
     def expert_ranks(self) -> int:
@@ -79,6 +92,7 @@ class ServingForm:
         return {
             "name": self.name,
             "changes": dict(self.changes),
+            **({} if self.answer.demand.concurrency is None else {"gpus": self.answer.gpus}),
             "tokens_per_s_per_gpu_at_hand": self.tokens_per_s / gpus,
             "acceptance_interval": [self.tokens_per_s / gpus * (1 + sign * self.share) for sign in (-1, 1)],
             "form": self.answer.winner,
@@ -87,14 +101,14 @@ class ServingForm:
 
 
 def compares_forms(demand: Demand, forms: FormsCompared = "all") -> bool:
-    """Whether other forms are worth a look, its engine computes prompts and answers, and no number is in flight.
+    """Whether other forms are worth a look, and its engine computes prompts and answers.
 
     They are of checkpoints that draft for themselves and, where that is asked for, of those with a public EAGLE-3 head.
     """
     workload = demand.workload
     drafts = bool(workload.model.mtp_layers) or (forms == "eagle3" and has_head(workload))
     charged = charged_rules(workload) is not None
-    return forms != "usual" and drafts and charged and phase_of(workload).mixes and demand.concurrency is None
+    return forms != "usual" and drafts and charged and phase_of(workload).mixes
 
 
 def has_head(workload: Workload) -> bool:
@@ -111,11 +125,17 @@ def untried(demand: Demand) -> str:
 
 
 def compared_forms(
-    question: Question, asked: Callable[[Question], Demand], progress: Callable[[str], None], searched: Searched
+    question: Question,
+    asked: Callable[[Question], Demand],
+    progress: Callable[[str], None],
+    searched: Searched,
+    *,
+    parallel: bool = False,
 ) -> list[ServingForm]:
     """Every form that the question leaves open: those of experts, then drafts with the best of them.
 
-    A load is carried by the fewest GPUs in the form in which each serves most.
+    A load is carried by the fewest GPUs in the form in which each serves most. For requests at once each form is asked
+    for its fewest GPUs, replicas among the best degrees as engines start.
 
     The first is what to run: the one that serves most, or as the engine starts where that is 1 % at most. Forms of
     experts whose best strategy is without expert parallelism are left out.
@@ -125,69 +145,109 @@ def compared_forms(
         asked: What is asked of a question.
         progress: Called with what is being worked out.
         searched: Of the question as it is; what is worked out is added.
+        parallel: Whether what needs no other form's answer may be worked out in processes beside this one.
     """
-    usual = asked(question).unloaded
+
+    def demanded(changes: Changes) -> Demand:
+        demand = asked(replace(question, **changes))
+        return demand if demand.concurrency is not None else demand.unloaded
+
+    usual = demanded({})
     progress("forms: as engines start")
     coarse = best_alone(usual.over_few_batches, searched)
     found = [_form("as engines start", {}, coarse)]
-    replicas = coarse.options[0].fleet.tokens_per_s if coarse.options else 0.0
-    pools = coarse.pair.tokens_per_s if coarse.pair else 0.0
+    lead = _lead_of_pools(coarse)
+    begin = coarse.pair.strategies if coarse.pair else ()
+    known = searched.of(coarse.demand.workload)
+    near = best_first(coarse.demand, _NEAR, known) if usual.concurrency is not None and coarse.options else ()
+
+    def few(changes: Changes) -> Demand:
+        return demanded(changes).over_few_batches.under(chunk_tokens=coarse.demand.workload.chunk_tokens)
+
+    def bests(changes: Changes, own: Searched) -> tuple[Matched | None, tuple[Evaluation, ...]]:
+        demand = few(changes)
+        pair = best_disaggregated(demand, begin, own.pools) if demand.chooses_form and lead * FAR >= 1 else None
+        if demand.concurrency is not None:
+            return pair and pair.matched, fewest_among(demand, [each.strategy for each in near])[:1]
+        alike = [evaluate(demand.workload, each.evaluation.strategy) for each in coarse.options]
+        if lead > FAR or demand.only == "disaggregated":
+            return pair and pair.matched, tuple(each for each in alike if each.feasible)
+        return pair and pair.matched, best_first(demand, 1, own.of(demand.workload), alike)
 
     def tried(name: str, changes: Changes) -> ServingForm:
         progress(f"forms: {name}")
-        demand = asked(replace(question, **changes)).unloaded
-        few = demand.over_few_batches.under(chunk_tokens=coarse.demand.workload.chunk_tokens)
-        begin, own = next((each.answer.pair.strategies for each in found[::-1] if each.answer.pair), ()), Searched()
-        pair = best_disaggregated(few, begin, own.pools) if few.chooses_form and pools * FAR >= replicas else None
-        alike = [evaluate(few.workload, each.evaluation.strategy) for each in coarse.options]
-        apart = pools > replicas * FAR or demand.only == "disaggregated"
-        bests = [each for each in alike if each.feasible] if apart else best_first(few, 1, own.of(few.workload), alike)
-        options = [Option(each, fleet_of(few, each), "", "") for each in bests]
-        return _form(name, changes, Recommendation(few, tuple(options), None, {}, (), (), None, pair, searched=own))
+        demand = few(changes)
+        own, found_of = begun.get(name) or (new := Searched(), partial(bests, changes, new))
+        matched, best = found_of()
+        pair = matched and paired(demand, matched)
+        options = [Option(each, fleet_of(demand, each), "", "") for each in best]
+        return _form(name, changes, Recommendation(demand, tuple(options), None, {}, (), (), None, pair, searched=own))
 
-    for name, changes in _of_experts(question, usual.workload, found):
-        found.append(tried(name, changes))
-    before = ahead = _worth_its_options([each for each in found if each.in_use])
     by = "EAGLE-3" if has_head(usual.workload) else "multi-token prediction"
-    for drafts in range(1, _MOST_DRAFTS + 1) if question.draft_tokens is None else ():
-        tokens = f"{drafts} draft{'s' if drafts > 1 else ''} of {by}"
-        name = tokens if not before.changes else f"{before.name}, {tokens}"
-        found.append(tried(name, {**before.changes, "draft_tokens": drafts}))
-        if found[-1].tokens_per_s <= ahead.tokens_per_s:
+    drafts = [(f"{n} draft{'s' if n > 1 else ''} of {by}", {"draft_tokens": n}) for n in range(1, _MOST_DRAFTS + 1)]
+    drafts = drafts if question.draft_tokens is None else []
+    exchanges = _exchanges(question, usual.workload)
+    begun = {
+        name: (own, begun_beside(partial(bests, changes, own), parallel=parallel))
+        for name, changes in (*exchanges, *drafts[:1])
+        for own in [Searched()]
+    }
+    for name, changes in _spare_copies(question, usual.workload, found):
+        found.append(tried(name, changes))
+    spare = max(found[1:], key=lambda each: each.rank, default=None)
+    for name, changes in exchanges:
+        found.append(tried(name, changes))
+        if spare and name == _DEEPEP:
+            found.append(tried(f"{name}, {spare.name}", {**changes, **spare.changes}))
+    before = ahead = _worth_its_options([each for each in found if each.in_use])
+    for own, changes in drafts:
+        name = own if not before.changes else f"{before.name}, {own}"
+        found.append(tried(name, {**before.changes, **changes}))
+        if found[-1].rank <= ahead.rank:
             break  # those that follow hold less often
         ahead = found[-1]
     found = [each for each in found if each.in_use]
     first = _worth_its_options(found)
-    return [first, *sorted((each for each in found if each is not first), key=lambda each: -each.tokens_per_s)]
+    return [first, *sorted((each for each in found if each is not first), key=lambda each: each.rank, reverse=True)]
+
+
+def _lead_of_pools(answer: Recommendation) -> float:
+    """Times what replicas serve that pools do, or for requests at once as few GPUs as they take."""
+    if answer.pair is None:
+        return 0.0
+    return 1 + ahead_by(answer.pair, answer.options[0].fleet) if answer.options else math.inf
 
 
 def _worth_its_options(forms: Sequence[ServingForm]) -> ServingForm:
-    """The best, or the first if none serves notably more."""
-    best = max(forms, key=lambda each: each.tokens_per_s)
-    return best if best.tokens_per_s > _NOTABLE * forms[0].tokens_per_s else forms[0]
+    """The best, or the first if none serves notably more, or as many requests on fewer GPUs."""
+    best, first = max(forms, key=lambda each: each.rank), forms[0]
+    fewer = best.rank[0] > first.rank[0]
+    return best if fewer or best.tokens_per_s > _NOTABLE * first.tokens_per_s else first
 
 
-def _of_experts(question: Question, workload: Workload, found: Sequence[ServingForm]) -> Iterator[tuple[str, Changes]]:
-    """What may be changed of how experts are reached, of what the question leaves open; the last found is the last."""
-    rules, model = charged_rules(workload), workload.model
-    if not model.is_moe:
+def _spare_copies(
+    question: Question, workload: Workload, found: Sequence[ServingForm]
+) -> Iterator[tuple[str, Changes]]:
+    """Numbers of spare copies of experts, where the question leaves that open; the last found is the last."""
+    model = workload.model
+    if not model.is_moe or question.redundant_experts is not None:
         return
-    spare: Changes = {}
-    if question.redundant_experts is None:
-        most = max(1, model.experts // _SPARE_SHARE)
-        yield _eplb(most), {"redundant_experts": most}
-        # Every copy is read: where each GPU has several, one does nearly as much for the balance.
-        if 1 < (ranks := max(each.expert_ranks for each in found)) < most:
-            yield _eplb(ranks), {"redundant_experts": ranks}
-        spare = max(found[1:], key=lambda each: each.tokens_per_s).changes
-    if rules is None or not rules.overlaps_batches or question.expert_exchange is not None:
-        return
+    most = max(1, model.experts // _SPARE_SHARE)
+    yield _eplb(most), {"redundant_experts": most}
+    # Every copy is read: where each GPU has several, one does nearly as much for the balance.
+    if 1 < (ranks := max(each.expert_ranks for each in found)) < most:
+        yield _eplb(ranks), {"redundant_experts": ranks}
+
+
+def _exchanges(question: Question, workload: Workload) -> list[tuple[str, Changes]]:
+    """Other ways to send tokens to experts than the engine starts in, where the question leaves that open."""
+    rules = charged_rules(workload)
+    if not workload.model.is_moe or rules is None or not rules.overlaps_batches or question.expert_exchange is not None:
+        return []
     sent: Changes = {"expert_exchange": "all_to_all"}
-    yield "DeepEP", sent
-    if spare:
-        yield f"DeepEP, {_eplb(spare['redundant_experts'])}", {**sent, **spare}
-    if question.two_batch_overlap is None:
-        yield "DeepEP, two batches overlapped", {**sent, "two_batch_overlap": True}
+    overlapped = {**sent, "two_batch_overlap": True}
+    both = [(_DEEPEP, sent), (f"{_DEEPEP}, two batches overlapped", overlapped)]
+    return both if question.two_batch_overlap is None else both[:1]
 
 
 def _eplb(copies: int) -> str:
@@ -200,19 +260,20 @@ def _form(name: str, changes: Changes, answer: Recommendation) -> ServingForm:
 
 
 def forms_table(forms: Sequence[ServingForm], gpus: int) -> Table:
-    """All of them beside each other, on so many GPUs at hand."""
-    best = forms[0].tokens_per_s
-    rows = [
-        (
-            each.name,
-            f"{each.tokens_per_s / gpus:,.1f}" + (f" ±{each.share:.0%}" if each.share else ""),
-            f"{each.tokens_per_s / best - 1:+.1%}" if best else "-",
-            each.answer.strategy_text,
-        )
-        for each in forms
-    ]
-    columns = ("form", "tok/s/GPU at hand", "gain", "strategy")
+    """All of them beside each other, on so many GPUs at hand; for requests at once on those that each takes."""
+    first = forms[0]
+    at_once = first.answer.demand.concurrency is not None
+    rows = []
+    for each in forms:
+        taken = each.answer.gpus if at_once else gpus
+        per_gpu = f"{each.tokens_per_s / taken:,.1f}" + (f" ±{each.share:.0%}" if each.share else "")
+        gain = f"{each.tokens_per_s / first.tokens_per_s - 1:+.1%}" if first.tokens_per_s else "-"
+        rows.append((each.name, *([str(taken)] if at_once else []), per_gpu, gain, each.answer.strategy_text))
+    columns = ("GPUs", "tok/s/GPU") if at_once else ("tok/s/GPU at hand",)
     title = "Forms, over few batches (± for what drafts hold)"
-    table = plain_table(title, columns, rows, left=4, wrap=("form", "strategy"))
+    gained = "tokens/s" if at_once else "gain"
+    table = plain_table(
+        title, ("form", *columns, gained, "strategy"), rows, left=5 if at_once else 4, wrap=("form", "strategy")
+    )
     table.caption, table.caption_justify = _NOT_TRIED, "left"
     return table

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from raysearch.base.file_io import degrees_text
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.fleet import Replicas
+from raysearch.deploy.recommend.fleet import Replicas, nearby_gpus
 from raysearch.deploy.recommend.pair_load import PairLoad, pair_load
-from sim.pools.best_pair import PHASES, PairKnown, best_pair
+from sim.pools.best_pair import PHASES, PairKnown, best_pair, pair_at_once
 from sim.pools.candidates import Replica
 from sim.pools.matching import Limits, Matched
 from sim.pools.traffic import Traffic, TrafficKind, workload_of
@@ -30,6 +30,7 @@ class Disaggregated:
         tokens_per_s: Output tokens of the whole.
         gpus_at_hand: Of which the pools take some.
         load: Under a load, the replay in which they hold; None otherwise.
+        at_once: Requests that are to be in flight together on the fewest GPUs; None otherwise.
     """
 
     matched: Matched
@@ -37,6 +38,7 @@ class Disaggregated:
     tokens_per_s: float
     gpus_at_hand: int
     load: PairLoad | None = None
+    at_once: int | None = None
 
     @property
     def pools(self) -> dict[str, tuple[Replica, int]]:
@@ -75,7 +77,7 @@ def _rates_per_s(replica: Replica, count: int) -> tuple[float, float]:
 def best_disaggregated(
     demand: Demand, begin: Sequence[Strategy] = (), known: PairKnown | None = None
 ) -> Disaggregated | None:
-    """The exact best pair of pools, or under a load the fewest GPUs found; None where none keeps the limits.
+    """The exact best pair of pools, or the fewest GPUs found for a load; None where none keeps the limits.
 
     Args:
         demand: What is asked.
@@ -83,12 +85,23 @@ def best_disaggregated(
         known: As there.
     """
     workload = demand.workload
+    traffic = traffic_of(workload)
     if demand.under_traffic:
-        load = pair_load(demand, traffic_of(workload))
-        return load and replace(disaggregated(workload, load.matched, demand.gpus, traffic_of(workload)), load=load)
+        load = pair_load(demand, traffic)
+        return load and replace(paired(demand, load.matched), load=load)
     limits = Limits(demand.gpus, workload.tpot_limit_s, workload.ttft_limit_s)
-    found = best_pair(workload, traffic_of(workload), limits, begin=begin, known=known)
-    return None if found is None else disaggregated(workload, found, demand.gpus, traffic_of(workload))
+    if demand.concurrency is not None:
+        near = replace(limits, gpus=nearby_gpus(demand))
+        found = pair_at_once(demand.over_batches_at_once.workload, traffic, near, demand.concurrency, known)
+    else:
+        found = best_pair(workload, traffic, limits, begin=begin, known=known)
+    return found and paired(demand, found)
+
+
+def paired(demand: Demand, found: Matched) -> Disaggregated:
+    """A pair of pools as a deployment under a demand."""
+    pair = disaggregated(demand.workload, found, demand.gpus, traffic_of(demand.workload))
+    return replace(pair, at_once=demand.concurrency)
 
 
 def disaggregated(workload: Workload, found: Matched, gpus: int, traffic: Traffic) -> Disaggregated:
@@ -105,9 +118,9 @@ def traffic_of(workload: Workload) -> Traffic:
 def ahead_by(pair: Disaggregated, fleet: Replicas) -> float:
     """Tokens a second that two pools make more than replicas of one kind on the same GPUs at hand, as a share.
 
-    Under a load the GPUs that these take more.
+    Under a load, and for requests at once, the GPUs that these take more.
     """
-    if pair.load:
+    if pair.load or pair.at_once:
         return fleet.gpus / pair.matched.gpus - 1
     return pair.tokens_per_s / fleet.tokens_per_s - 1
 

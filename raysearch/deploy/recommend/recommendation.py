@@ -13,8 +13,9 @@ from raysearch.deploy.recommend.fleet import EVERY, Replicas, Searched, best_fir
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
 from raysearch.deploy.recommend.load_replay import LoadReplay, with_report
 from raysearch.deploy.recommend.load_search import LoadProof, carrying
-from raysearch.deploy.recommend.pool_pairs import FAR, Disaggregated, ahead_by, best_disaggregated, pools_text
+from raysearch.deploy.recommend.pool_pairs import FAR, Disaggregated, ahead_by, best_disaggregated, paired, pools_text
 from raysearch.deploy.recommend.variations import FrontPoint, Variation, front, variations
+from raysearch.processes.second_process import begun_beside
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import Known
 from sim.simulate import evaluate
@@ -91,10 +92,21 @@ class Recommendation:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the form that serves most, on the GPUs at hand; 0 where nothing is feasible."""
+        """Of the form that serves most, on the GPUs at hand, or that has requests at once on the fewest; 0 for none."""
+        if self.pair and self.demand.concurrency is not None and self.winner == "disaggregated":
+            return self.pair.tokens_per_s
+        if self.options and self.demand.concurrency is not None:
+            return self.options[0].fleet.tokens_per_s
         return max(
             [0.0, *(each.fleet.tokens_per_s for each in self.options), *([self.pair.tokens_per_s] if self.pair else [])]
         )
+
+    @property
+    def gpus(self) -> float:
+        """That what would be run takes; infinite where nothing is feasible."""
+        if self.pair and self.winner == "disaggregated":
+            return self.pair.matched.gpus
+        return self.options[0].fleet.gpus if self.options else math.inf
 
     @property
     def strategy_text(self) -> str:
@@ -121,10 +133,13 @@ def recommended(
     progress: Callable[[str], None] = lambda _: None,
     found: Callable[[Recommendation], None] = lambda _: None,
     near: Recommendation | None = None,
+    *,
+    parallel: bool = False,
 ) -> Recommendation:
     """Answers a demand exactly: every strategy of the engine's space and every batch are accounted for.
 
-    Where pools serve over `FAR` times as much, the chunk of replicas and the alternatives are found over few batches.
+    Where pools serve over `FAR` times as much, the chunk of replicas and the alternatives are found over few batches,
+    and other spaces are not compared with the replicas.
 
     Args:
         demand: What is asked.
@@ -132,16 +147,26 @@ def recommended(
         found: Given the best as soon as it is known, before what stands beside it is worked out; not called where
             nothing is feasible.
         near: Of the same demand over few batches: its strategies are tried first.
+        parallel: Whether parts that do not need each other may be worked out in processes beside this one.
     """
     progress("the engine's best")
     searched, begin = near.searched if near else Searched(), near.pair.strategies if near and near.pair else ()
-    pair = best_disaggregated(demand, begin, searched.pools) if demand.chooses_form else None
-    if pair and demand.only:
-        alone = Recommendation(demand, (), None, {}, (), (), None, pair)
-        found(alone)
-        return alone
+
+    def pools(asked: Demand) -> Disaggregated | None:
+        return best_disaggregated(asked, begin, searched.pools) if asked.chooses_form else None
+
     chunks = demand.in_chunks
-    demand, known = _with_best_chunk(demand, searched, near, pair)
+    if begin and not (demand.only or demand.under_traffic):
+        matched = begun_beside(lambda asked=demand: (each := pools(asked)) and each.matched, parallel=parallel)
+        demand, known = _with_best_chunk(demand, searched, near, near and near.pair)
+        pair = (each := matched()) and paired(demand, each)
+    else:
+        pair = pools(demand)
+        if pair and demand.only:
+            alone = Recommendation(demand, (), None, {}, (), (), None, pair)
+            found(alone)
+            return alone
+        demand, known = _with_best_chunk(demand, searched, near, pair)
     even = next(iter(best_first(demand.at_even_odds, 1, known)), None) if demand.guarded else None
     bests = best_first(demand.ranked, 1 if demand.concurrency is None else EVERY, known)
     if not bests or demand.only == "disaggregated":
@@ -158,6 +183,10 @@ def recommended(
     if not demand.under_traffic:
         found(Recommendation(demand, tuple(options), even, {}, (), (), None, pair))
     progress("what else to run")
+    filled = demand if demand.concurrency is None else demand.unloaded
+    own = best if demand.concurrency is None else best_first(filled, 1, known)[0]
+    varied = begun_beside(lambda: tuple(variations(filled, own, known)), parallel=parallel and not demand.under_traffic)
+    points = begun_beside(lambda: tuple(front(demand, known)), parallel=parallel and not demand.under_traffic)
     few = pair is not None and not demand.under_traffic and ahead_by(pair, options[0].fleet) > FAR - 1
     options += map(option, alternatives(demand.ranked, bests, known, few_batches=few))
     if demand.under_traffic:
@@ -165,9 +194,19 @@ def recommended(
         others = [each for each in chunks if each.workload.chunk_tokens != demand.workload.chunk_tokens]
         demand, options, proof = _under_load(demand, options, others)
         known = searched.of(demand.workload)
-        best = options[0].evaluation
+        filled, own, best = demand, options[0].evaluation, options[0].evaluation
         found(Recommendation(demand, tuple(options[:1]), even, {}, (), (), None, pair, proof))
-    # Other spaces are compared as predicted and where all GPUs are filled: whole replicas would hide what limits cost.
+    beside = {} if few else _beside(demand, best, known, progress)
+    progress("what if")
+    several = tuple(options), even, beside, varied()
+    progress("the front")
+    return Recommendation(demand, *several, points(), None, pair, proof)
+
+
+def _beside(
+    demand: Demand, best: Evaluation, known: Known, progress: Callable[[str], None]
+) -> dict[str, Beside | None]:
+    """What other spaces have as predicted, all GPUs filled: whole replicas would hide what limits cost."""
     fill = demand.unloaded.at_even_odds
     fastest = best_first(fill, 1, known)[0]
     beside: dict[str, Beside | None] = {}
@@ -177,12 +216,7 @@ def recommended(
         if other := _best_beside(fill, name, others):
             others.append(other)
         beside[name] = Beside(other, 1 / (1 + gain(fill, other, fastest))) if other else None
-    progress("what if")
-    filled = demand if demand.concurrency is None else demand.unloaded
-    own = best if demand.concurrency is None else best_first(filled, 1, known)[0]
-    varied = tuple(variations(filled, own, known))
-    progress("the front")
-    return Recommendation(demand, tuple(options), even, beside, varied, tuple(front(demand, known)), None, pair, proof)
+    return beside
 
 
 def best_alone(demand: Demand, searched: Searched | None = None) -> Recommendation:

@@ -17,6 +17,7 @@ from raysearch.deploy.recommend.load_search import LoadProof
 from raysearch.deploy.recommend.pair_load import PairLoad
 from raysearch.deploy.recommend.pool_pairs import Disaggregated
 from raysearch.deploy.recommend.recommendation import Beside, Option, Recommendation
+from raysearch.deploy.recommend.same_chip import where_measured
 from raysearch.deploy.replay.replay_report import replay_dict
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
@@ -52,6 +53,7 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
         "disaggregated": pair_dict(answer.pair) if answer.pair else None,
         "best": options[0] if options else None,
         "alternatives": options[1:],
+        **_where_measured_dict(answer),
         "beside": {name: _beside_dict(workload, each) for name, each in answer.beside.items()},
         "sensitivity": [
             {
@@ -116,6 +118,7 @@ def pair_dict(pair: Disaggregated) -> JsonObject:
             for phase, (replica, count) in pair.pools.items()
         },
         **({"load": _pair_load_dict(pair.load)} if pair.load else {}),
+        **({"requests_at_once": pair.at_once} if pair.at_once else {}),
     }
 
 
@@ -182,6 +185,15 @@ def _load_dict(option: Option) -> JsonObject | None:
 
 def _beside_dict(workload: Workload, each: Beside | None) -> JsonObject | None:
     return {**option_figures(workload, each.evaluation), "engine_reaches": each.reached} if each else None
+
+
+def _where_measured_dict(answer: Recommendation) -> JsonObject:
+    """The best replicas on a machine of the same chip that has runs of the model, where it says something else."""
+    if not answer.options:
+        return {}
+    found = where_measured(answer.demand, answer.options[0].evaluation)
+    figures = found and option_figures(answer.demand.workload, found.evaluation)
+    return {"where_measured": {"hardware": found.machine, **figures}} if found and figures else {}
 
 
 def _miss_dict(answer: Recommendation) -> JsonObject | None:

@@ -18,6 +18,7 @@ from raysearch.deploy.recommend.pair_load import PairLoad
 from raysearch.deploy.recommend.pool_pairs import Disaggregated, ahead_by, pools_text
 from raysearch.deploy.recommend.recommendation import Option, Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
+from raysearch.deploy.recommend.same_chip import SameChip, where_measured
 from raysearch.deploy.recommend.usual_limits import usual_limits_text
 from raysearch.deploy.replay.replay_text import copies_text, percentile_text, rate_text, replayed_line
 from sim.engines.engine_registry import engine_rules_of
@@ -75,7 +76,8 @@ def _pair_lines(pair: Disaggregated) -> Iterator[str]:
         yield from (f"  {line}" for line in _pair_load_lines(pair.load))
     else:
         rate = f"{matched.requests_per_s:,.2f} requests/s"
-        yield f"  {rate} in the steady state, without queues under random arrivals"
+        held = f"{pair.at_once:,} requests at once, " if pair.at_once else ""
+        yield f"  {held}{rate} in the steady state, without queues under random arrivals"
 
 
 def _pair_load_lines(load: PairLoad) -> Iterator[str]:
@@ -93,7 +95,7 @@ def _other_form(answer: Recommendation) -> str:
     if not answer.pair:
         return ""
     share = ahead_by(answer.pair, answer.options[0].fleet)
-    if answer.pair.load:
+    if answer.pair.load or answer.pair.at_once:
         gpus, words = gpus_text(answer.pair.matched.gpus), pools_text(answer.pair.matched)
         return "" if answer.winner == "disaggregated" else f"  Disaggregated: {gpus} needed: {words}"
     if answer.winner == "disaggregated":
@@ -140,6 +142,8 @@ def _aggregated_lines(answer: Recommendation) -> Iterator[RenderableType]:
     yield f"  Limit: {best.limit}"
     spared = ", except for the time to the first token" if "ttft_s" in figures["intervals"] else ""
     yield f"  Brackets: 90 % intervals{spared}{_because(best.evaluation)}"
+    if found := where_measured(demand, best.evaluation):
+        yield f"  {_where_measured_text(demand.workload, found)}"
     for what in best.evaluation.extrapolated:
         yield f"  Extrapolated: {what}"
     for near in near_limits(demand.workload, best.evaluation):
@@ -251,6 +255,15 @@ def _prompts_elsewhere(demand: Demand, best: Option) -> str:
 
 def _because(evaluation: Evaluation) -> str:
     return f"; wide, because {evaluation.interval_because}" if evaluation.interval_because else ""
+
+
+def _where_measured_text(workload: Workload, found: SameChip) -> str:
+    """What a machine of the same chip expects whose runs know the model."""
+    engine, there = workload.engine.family if workload.engine else "", found.evaluation
+    return (
+        f"The times of {found.machine}, the same chip, know {workload.model.name} under {engine}: there this strategy "
+        f"is priced at {there.tokens_per_s_per_gpu:,.1f} tokens/s/GPU and {there.tpot_s * 1e3:.1f} ms per token"
+    )
 
 
 def _ranged(figures: dict, name: str, unit: str, scale: float = 1.0) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sim.optimum.spaces import joint_space, space_of
-from sim.pools.best_pair import best_pair
+from sim.pools.best_pair import best_pair, pair_at_once
 from sim.pools.candidates import replicas
 from sim.pools.handover import Link, request_cache_bytes, sharers
 from sim.pools.matching import Limits, Matched
@@ -94,6 +94,36 @@ def test_a_load_takes_the_fewest_gpus(served: Workload) -> None:
         fewer = best_pair(served, TRAFFIC, replace(LOOSE, gpus=found.gpus - 1)) if found.gpus > 2 else None
         assert fewer is None or fewer.requests_per_s < load
     assert best_pair(served, TRAFFIC, replace(LOOSE, requests_per_s=1.01 * full.requests_per_s)) is None
+
+
+@pytest.mark.parametrize("limits", [TIGHT, LOOSE], ids=["tight", "loose"])
+@pytest.mark.parametrize("requests", [4, 40, 100])
+def test_requests_at_once_take_the_fewest_gpus_by_brute_force_too(
+    served: Workload, limits: Limits, requests: int
+) -> None:
+    found = pair_at_once(served, TRAFFIC, limits, requests)
+    prefills, decodes = (feasible(workload_of(TRAFFIC, served, phase)) for phase in ("prefill", "decode"))
+    link = Link(served, same_node=True, cache_bytes=request_cache_bytes(served, 4000))
+    fewest = math.inf
+    for (left, into, prompt_s), (right, out_of, step_s) in itertools.product(prefills, decodes):
+        if step_s > limits.tpot_s:
+            continue
+        rest_s = link.sending_s(min(left.tp * left.cp * left.pp, right.tp * right.cp * right.pp)) + step_s
+        busiest = min(1.0, (limits.ttft_s - prompt_s - rest_s) / (prompt_s / 2))
+        busy_s = [link.sending_s(each.gpus) for each in (left, right)]
+        into, out_of = (min(rate, 1 / s if s else math.inf) for rate, s in zip((into, out_of), busy_s, strict=True))
+        stay_s = prompt_s + rest_s + 199 * step_s
+        for a, b in itertools.product(range(1, 9), range(1, 9)):
+            if busiest > 0 and min(a * busiest * into, b * out_of) * stay_s >= requests * (1 - 1e-9):
+                fewest = min(fewest, a * left.gpus + b * right.gpus)
+    if fewest > limits.gpus:
+        assert found is None
+        return
+    assert found is not None
+    assert found.gpus == fewest
+    stay_s = found.prefill.latency_s + found.transfer_s + 200 * found.tpot_s
+    assert found.requests_per_s * stay_s == pytest.approx(requests)
+    assert _carries(found, found.requests_per_s)
 
 
 def _carries(found: Matched, load: float) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -69,9 +71,38 @@ def test_what_a_question_names_stays_and_forms_are_compared_for_checkpoints_that
     (loaded,) = compared_forms(fixed, lambda each: replace(asked(each), requests_per_s=4.0), lambda _: None, Searched())
     assert loaded.tokens_per_s == alone.tokens_per_s  # what the GPUs serve without it
     assert compares_forms(replace(asked(ASKED), requests_per_s=4.0))
-    assert not compares_forms(replace(asked(ASKED), concurrency=64))
+    assert compares_forms(replace(asked(ASKED), concurrency=64))
     assert not compares_forms(asked(replace(ASKED, model="qwen3_32b")))
     assert not compares_forms(asked(ASKED), "usual")
+
+
+def test_requests_at_once_are_taken_by_the_form_of_the_fewest_gpus_and_of_equal_ones_the_fastest() -> None:
+    fixed = replace(ASKED, redundant_experts=0, expert_exchange="all_gather", gpus=16)
+    found = compared_forms(fixed, lambda each: replace(asked(each), concurrency=48), lambda _: None, Searched())
+    first, *others = found
+    assert first.changes["draft_tokens"] >= 1
+    assert all(each.rank <= first.rank for each in others)
+    assert not found[-1].answer.options or found[-1].answer.options[0].fleet.requests_at_once >= 48
+    assert first.answer.options[0].fleet.requests_at_once >= 48
+    assert first.to_dict(16)["gpus"] == first.answer.options[0].fleet.gpus == -first.rank[0]
+    table = forms_table(found, 16)
+    assert [column.header for column in table.columns][1:3] == ["GPUs", "tok/s/GPU"]
+
+
+def test_forms_that_are_worked_out_beside_others_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = replace(ASKED, redundant_experts=0, expert_exchange="all_gather")
+    begun_at_once: list[bool] = []
+
+    def pickled(work: Callable[[], object], *, parallel: bool) -> Callable[[], object]:
+        begun_at_once.append(parallel)
+        content = pickle.dumps(work())
+        return lambda: pickle.loads(content)
+
+    alone = compared_forms(fixed, asked, lambda _: None, Searched())
+    monkeypatch.setattr("raysearch.deploy.recommend.forms_compared.begun_beside", pickled)
+    beside = compared_forms(fixed, asked, lambda _: None, Searched(), parallel=True)
+    assert begun_at_once == [True]  # drafts of the usual form
+    assert [each.to_dict(8) for each in alone] == [each.to_dict(8) for each in beside]
 
 
 def test_a_public_eagle_3_head_is_tried_where_that_is_asked_for() -> None:
