@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,14 +66,21 @@ class FirstTokenRuns:
 
 
 def first_token_runs(
-    folders: Sequence[tuple[Path, str]], tell: Callable[[int, int], None] = lambda done, of: None
+    folders: Sequence[tuple[Path, str]],
+    tell: Callable[[int, int], None] = lambda done, of: None,
+    most_clients: float = math.inf,
 ) -> FirstTokenRuns:
-    """Replays the runs of some folders, each with the machine that is meant.
+    """Replays the runs of some folders, each with the machine that is meant; of one pool those of so many clients.
 
     Raises:
         InputError: No run states a time to the first token and can be priced.
     """
-    found = [(name, row, run) for folder, name in folders for row, run in rows_with_runs(folder, name)]
+    found = [
+        (name, row, run)
+        for folder, name in folders
+        for row, run in rows_with_runs(folder, name)
+        if run_of(run) is not run or run_of(run).strategy.batch <= most_clients
+    ]
     replays: dict[tuple[str, str], TailsOfRun | None] = {}
     kept: list[tuple[str, Mapping[str, Any], Run, TailsOfRun]] = []
     machines = {name: (load_machine(name, cal := load_calibrated(name)), cal) for name in {n for n, _, _ in found}}
