@@ -176,8 +176,8 @@ def evaluate_many(workload: Workload, strategies: Sequence[Strategy]) -> Evaluat
     columns = strategies if isinstance(strategies, Strategies) else _columns(workload, strategies)
     terms = _terms(workload, tuple([dim.choices for dim in dims_of(workload)]))
     terms.check(columns)
-    own_ends = strategies is not columns and any(each.vocabulary for each in strategies)
-    if len(columns) < FEW or own_ends:
+    own_vocabulary = strategies is not columns and any(each.vocabulary for each in strategies)
+    if len(columns) < FEW or own_vocabulary:
         one_by_one = zip(*(_figures(evaluate(workload, each)) for each in strategies), strict=True)
         return Evaluations(workload, strategies, *map(np.array, one_by_one))
     if len(columns) <= terms.block:
@@ -192,14 +192,14 @@ class StepSeconds(NamedTuple):
     Attributes:
         kernels, collectives: Of each fused op, by name, `[n]` each.
         moves: Of redistributions between ops, `[n]`.
-        ends: Of embedding, LM head and draft, and of handing the residual stream to the next stage, `[n]`.
+        vocabulary: Of embedding, LM head and draft, and of handing the residual stream to the next stage, `[n]`.
         engine: The engine's own, `[n]`.
     """
 
     kernels: dict[str, Floats]
     collectives: dict[str, Floats]
     moves: Floats
-    ends: Floats
+    vocabulary: Floats
     engine: Floats
 
 
@@ -221,7 +221,7 @@ def step_seconds(workload: Workload, strategies: Strategies) -> StepSeconds:
         {op: np.concatenate([part.kernels[op] for part in parts]) for op in parts[0].kernels},
         {op: np.concatenate([part.collectives[op] for part in parts]) for op in parts[0].collectives},
         np.concatenate([part.moves for part in parts]),
-        np.concatenate([part.ends for part in parts]),
+        np.concatenate([part.vocabulary for part in parts]),
         np.concatenate([part.engine for part in parts]),
     )
 
@@ -441,7 +441,7 @@ class _Terms:
             addends += map(_Addend, places, prices, (each.kind for each in layer.addends), own)
             self._seconds = max(self._seconds, self._kinds * max(map(len, layer.waiting)))
         addends += [_Addend(self._sum.meetings[pair], partial(self._meeting, pair)) for pair in self._pairs]
-        addends.append(_Addend([self._sum.leaves], self._end))
+        addends.append(_Addend([self._sum.leaves], self._vocabulary))
         self._of_mesh = _Table(addends, choices, max(self._held + _FIGURES, self._seconds))
         unsure = [
             *(
@@ -494,7 +494,7 @@ class _Terms:
     def _meeting(self, pair: Pair, stacks: Sequence[Stack], choices: tuple[int, ...]) -> list[float]:
         return [meeting_s(stack, pair, choices) for stack in stacks]
 
-    def _end(self, stacks: Sequence[Stack], choices: tuple[int, ...]) -> list[float]:
+    def _vocabulary(self, stacks: Sequence[Stack], choices: tuple[int, ...]) -> list[float]:
         of_kinds = [vocabulary_seconds(stack[self._sum.end], 1, *choices)[:2] for stack in stacks]
         return [each_s for part in zip(*of_kinds, strict=True) for each_s in part]
 
@@ -764,8 +764,8 @@ class _Terms:
             for group, ops, tensors in zip(self._sum.groups, self._ops, self._tensors, strict=True)
         ]
         meetings_s = dict(zip(self._pairs, figures[self._tensors[-1].stop : -1, 0], strict=True))
-        ends = VocabularySeconds(figures[-1, 0], figures[-1, 1], known.send_s.T)
-        return stage_s(_each(stages, lambda of_all: of_all[:, None]), layers_s, meetings_s, ends)
+        vocabulary = VocabularySeconds(figures[-1, 0], figures[-1, 1], known.send_s.T)
+        return stage_s(_each(stages, lambda of_all: of_all[:, None]), layers_s, meetings_s, vocabulary)
 
     def step_seconds(self, columns: Strategies) -> StepSeconds:
         """See `step_seconds`, of `block` strategies at most."""
@@ -789,12 +789,12 @@ class _Terms:
                 kernels[cost.name] = kernels.get(cost.name, nothing) + often * each[0]
                 collectives[cost.name] = collectives.get(cost.name, nothing) + often * each[1]
             moves = moves + often * figures[tensors].sum(axis=(0, 1))
-        ends = stage.first * figures[-1, 0] + stage.last * figures[-1, 1] + known.send_s.T
+        vocabulary_s = stage.first * figures[-1, 0] + stage.last * figures[-1, 1] + known.send_s.T
         return StepSeconds(
             {op: mean_s(each) for op, each in kernels.items()},
             {op: mean_s(each) for op, each in collectives.items()},
             mean_s(moves),
-            mean_s(ends),
+            mean_s(vocabulary_s),
             engine_s,
         )
 

@@ -1,6 +1,6 @@
 """Pipelines whose stages differ: the best layers per stage, and choices per stage, exactly.
 
-Of one mesh and batch a stage is decided by its layers, by the ends of the model that it has, and by its choices. Its
+Of one mesh and batch a stage is decided by its layers, by whether it has embedding or LM head, and by its choices. Its
 time and its memory depend on nothing else, so the slowest stage is minimised by dynamic programming over where stages
 end, as Alpa's inter-operator pass does over the optimum of its intra-operator one (Zheng et al., 2022, section 5.2).
 All stages have equally many GPUs. They share the choices of one strategy, or each has the best of its own; then all
@@ -274,8 +274,9 @@ class _Pipelines:
         workload, figures, end = self._workload, self._layers.figures, end_of(self._stack)
         met = {pair: meetings_s(self._stack, self._layers, pair) for pair, _ in stage.meetings}
         choices, which = np.unique(self._last, return_inverse=True)
-        ends = np.array([vocabulary_seconds(end, pp, choice)[:3] for choice in choices.tolist()]).reshape(-1, 3)[which]
-        seconds = stage_s(stage, list(figures.times_s[0]), met, VocabularySeconds(*ends.T))
+        seconds_of = [vocabulary_seconds(end, pp, choice)[:3] for choice in choices.tolist()]
+        vocabulary = np.array(seconds_of).reshape(-1, 3)[which]
+        seconds = stage_s(stage, list(figures.times_s[0]), met, VocabularySeconds(*vocabulary.T))
         held = list(figures.weight_bytes), list(figures.kv_bytes), figures.peak_bytes
         kinds = stage_bytes(workload, stage, pp, *held, base_of(self._stack))
         needed, allowed = room(workload, sum(kinds), kinds[1])
@@ -360,8 +361,8 @@ class _PlannedPipelines:
         for kind, stack in enumerate(self._stacks):
             met = {pair: float(meetings_s(stack, self._layers, pair)[0]) for pair, _ in stage.meetings}
             last = int(self._layers.end(end_group(stack), stack[end_group(stack)].experts.layer.stream.producer)[0])
-            ends = vocabulary_seconds(end_of(stack), pp, last)
-            found.append(float(stage_s(stage, figures.times_s[kind, :, 0].tolist(), met, ends)))
+            vocabulary = vocabulary_seconds(end_of(stack), pp, last)
+            found.append(float(stage_s(stage, figures.times_s[kind, :, 0].tolist(), met, vocabulary)))
         return tuple(found)
 
 

@@ -91,15 +91,23 @@ def price_step(stack: Sequence[Sides], pp: int, dims: tuple[int, ...]) -> Step:
     met: dict[Pair, float] = {}
     for pair in {pair for stage in stages for pair, _ in stage.meetings}:
         met[pair] = meeting_s(stack, pair, tuple([dims[place] for place in step.meetings[pair]]))
-    ends = vocabulary_seconds(stack[step.end], pp, dims[step.leaves])
-    of_stages_s = [stage_s(stage, layers_s, met, ends) for stage in stages]
+    vocabulary = vocabulary_seconds(stack[step.end], pp, dims[step.leaves])
+    of_stages_s = [stage_s(stage, layers_s, met, vocabulary) for stage in stages]
     total_s = max(of_stages_s)
     stage = stages[of_stages_s.index(total_s)]
     layers = sum(stage.layers)  # none, where there are more stages than layers
     mean_s = layers_s[0] if len(layers_s) == 1 else inside_s(stage, layers_s, met) / max(layers, 1)
-    head_s = ends.last_s - ends.draft_s if ends.draft_s else ends.last_s
+    head_s = vocabulary.last_s - vocabulary.draft_s if vocabulary.draft_s else vocabulary.last_s
     breakdown = StageBreakdown(
-        layers, mean_s, ends.first_s, head_s, ends.send_s, total_s, stage.layers, tuple(layers_s), ends.draft_s
+        layers,
+        mean_s,
+        vocabulary.first_s,
+        head_s,
+        vocabulary.send_s,
+        total_s,
+        stage.layers,
+        tuple(layers_s),
+        vocabulary.draft_s,
     )
     costs = tuple([each.costs for each in priced])
     memory = memory_bytes(
@@ -132,7 +140,7 @@ class VocabularySeconds(NamedTuple):
 
 
 def inside_s(stage: Stage, layers_s: Sequence[Any], meetings_s: Mapping[Pair, Any]) -> Any:
-    """Seconds of a stage between the model's ends, for one microbatch.
+    """Seconds of a stage between embedding and LM head, for one microbatch.
 
     Args:
         stage: Of one pipeline, or of many.
@@ -145,9 +153,12 @@ def inside_s(stage: Stage, layers_s: Sequence[Any], meetings_s: Mapping[Pair, An
     return seconds
 
 
-def stage_s(stage: Stage, layers_s: Sequence[Any], meetings_s: Mapping[Pair, Any], ends: VocabularySeconds) -> Any:
-    """Seconds of a stage for one microbatch: `inside_s`, ends of the model that it has, and handing the stream on."""
-    return inside_s(stage, layers_s, meetings_s) + (stage.first * ends.first_s + stage.last * ends.last_s) + ends.send_s
+def stage_s(
+    stage: Stage, layers_s: Sequence[Any], meetings_s: Mapping[Pair, Any], vocabulary: VocabularySeconds
+) -> Any:
+    """Seconds of a stage for one microbatch: `inside_s`, its embedding or LM head, and handing the stream on."""
+    vocabulary_s = stage.first * vocabulary.first_s + stage.last * vocabulary.last_s
+    return inside_s(stage, layers_s, meetings_s) + vocabulary_s + vocabulary.send_s
 
 
 def meeting_s(stack: Sequence[Sides], pair: Pair, choices: tuple[int, ...]) -> float:
@@ -252,9 +263,9 @@ def stage_bytes(
         peak_op_bytes: Largest inputs plus output of any op of any layer.
         base: What is held besides.
     """
-    ends = stage.first * base.embedding + stage.last * base.lm_head - stage.first * stage.last * base.tied
-    ends = ends + stage.last * base.draft_weights
-    weights = add_up([count * each for count, each in zip(stage.layers, layer_weights, strict=True)]) + ends
+    vocabulary = stage.first * base.embedding + stage.last * base.lm_head - stage.first * stage.last * base.tied
+    vocabulary = vocabulary + stage.last * base.draft_weights
+    weights = add_up([count * each for count, each in zip(stage.layers, layer_weights, strict=True)]) + vocabulary
     kv = add_up([count * pp * each for count, each in zip(stage.layers, layer_kv, strict=True)])
     activations, overhead = base.stream + larger(peak_op_bytes, base.head), workload.hardware.overhead_bytes
     if workload.engine is not None:

@@ -72,7 +72,9 @@ def test_the_parts_of_a_step_add_up_to_it(workload):
     drawn = Strategies.of([space_of(known).sample(rng) for _ in range(40)])
     many, parts = evaluate_many(known, drawn), step_seconds(known, drawn)
     fits = np.flatnonzero(many.running == drawn.batch)  # else fewer run at once
-    whole_s = sum([*parts.kernels.values(), *parts.collectives.values()]) + parts.moves + parts.ends + parts.engine
+    whole_s = (
+        sum([*parts.kernels.values(), *parts.collectives.values()]) + parts.moves + parts.vocabulary + parts.engine
+    )
     states = [batching(known, each.batch, each.attention_dp) for each in drawn]
     made = np.array([state.tokens for state in states]) * drawn.pp
     gpus = drawn.tp * drawn.cp * drawn.dp * drawn.pp

@@ -147,7 +147,7 @@ def _shares(workload: Workload, strategies: Strategies, features: Features) -> R
     roofline_s = np.exp(features.inputs[:, SHARES] + features.log_step_s[:, None])
     terms = np.zeros(roofline_s.shape)
     launches = FEATURE_TERMS.index("launches")
-    terms[:, launches] = found.ends + found.engine
+    terms[:, launches] = found.vocabulary + found.engine
     for op, each_s in found.kernels.items():
         places = [FEATURE_TERMS.index(name) for name in _KERNELS.get(op, ("launches",))]
         parts = roofline_s[:, places]

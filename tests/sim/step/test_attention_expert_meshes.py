@@ -311,7 +311,7 @@ def test_a_strategy_that_cannot_be_laid_out_says_why(toy_moe: Workload, strategy
     assert evaluation.tpot_s > 0
 
 
-# --- both ends of the model -----------------------------------------------------------------------------
+# --- embedding and LM head ------------------------------------------------------------------------------
 
 
 def held_per_vocabulary_row(workload: Workload, strategy: Strategy) -> float:
