@@ -150,7 +150,7 @@ class PoolsResult(Result):
             tp = f"tensor-parallel over {apart.attention_tp}" if apart.attention_tp > 1 else "data-parallel"
             lines += [
                 f"  {apart.attention_gpus} GPUs for attention, {tp}, {apart.expert_gpus} for experts; "
-                f"{apart.microbatches} microbatches of {apart.batch:,}",
+                f"{apart.microbatches} microbatch{'es' if apart.microbatches > 1 else ''} of {apart.batch:,}",
                 f"  of a layer and microbatch: attention {apart.attention_s * 1e6:,.0f} us, experts "
                 f"{apart.experts_s * 1e6:,.0f}, there {apart.to_experts_s * 1e6:,.0f}, back {apart.back_s * 1e6:,.0f}; "
                 f"{apart.hidden_share:.0%} of the way is hidden",
