@@ -135,7 +135,7 @@ def compared_forms(
     """Every form that the question leaves open: those of experts, then drafts with the best of them.
 
     A load is carried by the fewest GPUs in the form in which each serves most. For requests at once each form is asked
-    for its fewest GPUs, replicas among the best degrees as engines start.
+    for its fewest GPUs: replicas among the best degrees as engines start, pools if they take no more than those then.
 
     The first is what to run: the one that serves most, or as the engine starts where that is 1 % at most. Forms of
     experts whose best strategy is without expert parallelism are left out.
@@ -166,7 +166,8 @@ def compared_forms(
 
     def bests(changes: Changes, own: Searched) -> tuple[Matched | None, tuple[Evaluation, ...]]:
         demand = few(changes)
-        pair = best_disaggregated(demand, begin, own.pools) if demand.chooses_form and lead * FAR >= 1 else None
+        behind = 1 if demand.concurrency is not None else FAR
+        pair = best_disaggregated(demand, begin, own.pools) if demand.chooses_form and lead * behind >= 1 else None
         if demand.concurrency is not None:
             return pair and pair.matched, fewest_among(demand, [each.strategy for each in near])[:1]
         alike = [evaluate(demand.workload, each.evaluation.strategy) for each in coarse.options]
