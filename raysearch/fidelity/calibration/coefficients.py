@@ -134,9 +134,9 @@ def kernels_of_sister(series: Mapping[str, JsonFields], header: Header, sister: 
 
 
 def _measured(series: str) -> tuple[str, ...]:
-    """What a series is of; of experts' kernels family, engine and format: an engine has several of a format."""
+    """What a series is of; of experts and GEMMs family, engine and format: an engine has several kernels of one."""
     parts = series.split("/")
-    return (*parts[:2], parts[-1]) if parts[0] == "moe" else tuple(parts)
+    return {"moe": (*parts[:2], parts[-1]), "gemm": tuple(parts[:3])}.get(parts[0], tuple(parts))
 
 
 def with_projections(frame: pd.DataFrame, calibration: Calibration) -> pd.DataFrame:
