@@ -52,7 +52,7 @@ def hook(event, args):
     elif event == "import" and args[1] and not os.path.realpath(args[1]).startswith(inside):
         seen.append(f"import {args[1]}")
     elif event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "pty.spawn"):
-        seen.append(f"{event} {args[0]!r}")
+        seen.append(f"{event} {args!r}")
     elif event in ("socket.connect", "socket.bind", "socket.sendto", "pickle.find_class", "ctypes.dlopen"):
         seen.append(f"{event} {args!r}"[:200])
 
@@ -60,6 +60,7 @@ import matplotlib.font_manager  # which may look for fonts by a command, once on
 import pyarrow.parquet, pandas  # whose libraries load others of theirs
 from raysearch.cli import app
 
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # no fork beside this one, which the hook would not see
 sys.addaudithook(hook)
 for folder, words in json.load(open(sys.argv[1])):
     os.chdir(folder)
