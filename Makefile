@@ -13,7 +13,7 @@ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
   { echo "raysearch needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || true); choose another: make PYTHON=python3.11 ..." >&2; exit 1; }
 endef
 
-.PHONY: help search test test-cluster fuzz docs check types pages quick-tests quick-sim quick-answers quick-others slow-tests slow-learning slow-processes slow-studies slow-simulators slow-others slow-sim setup setup-dev hashes clean
+.PHONY: help search test test-cluster fuzz docs check types pages quick-tests quick-sim quick-answers quick-learning quick-others slow-tests slow-learning slow-processes slow-studies slow-simulators slow-others slow-sim setup setup-dev hashes clean
 
 help:
 	@echo "make search        set up .venv and run the quickstart study"
@@ -47,7 +47,7 @@ check:
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	@# Slow tests mostly wait for processes, the rest computes and lets them go first: so they take half the time.
-	$(MAKE) --no-print-directory -j10 --output-sync=line slow-tests quick-tests types pages
+	$(MAKE) --no-print-directory -j12 --output-sync=line slow-tests quick-tests types pages
 
 pages: # without the makers' notice about versions to come
 	NO_MKDOCS_2_WARNING=1 $(LAST) $(BIN)/mkdocs build --strict --quiet
@@ -55,11 +55,12 @@ pages: # without the makers' notice about versions to come
 types:
 	$(LAST) $(BIN)/pyright
 
-# Three lanes: one process would be the last to end.
+# Four lanes: one process would be the last to end.
 QUICK := $(LAST) $(BIN)/pytest -m 'not slow and not cluster'
 QUICK_SIM := tests/sim tests/envs
 ANSWERS := tests/raysearch/cli tests/raysearch/deploy
-quick-tests: quick-sim quick-answers quick-others
+LEARNING := tests/raysearch/searchers tests/test_rllib_page.py
+quick-tests: quick-sim quick-answers quick-learning quick-others
 
 quick-sim:
 	$(QUICK) $(QUICK_SIM) sim envs
@@ -67,12 +68,14 @@ quick-sim:
 quick-answers:
 	$(QUICK) $(ANSWERS)
 
+quick-learning:
+	$(QUICK) $(LEARNING)
+
 quick-others:
-	$(QUICK) tests raysearch $(addprefix --ignore=,$(QUICK_SIM) $(ANSWERS))
+	$(QUICK) tests raysearch $(addprefix --ignore=,$(QUICK_SIM) $(ANSWERS) $(LEARNING))
 
 # Six lanes, each with processes, ports and folders of its own; all in tests/: the other folders have examples alone.
 SLOW := $(BIN)/pytest -m 'slow and not cluster'
-LEARNING := tests/raysearch/searchers tests/test_rllib_page.py
 PROCESSES := tests/raysearch/processes
 STUDIES := tests/raysearch/studies
 SIMULATORS := tests/raysearch/simulators tests/cluster
