@@ -18,17 +18,48 @@ from raysearch.base.errors import InputError
 NumberBounds = Mapping[str, tuple[float, float]]
 _SIMULATED: NumberBounds = {"requests": (10, 10_000_000), "cv": (0.05, 20.0), "percentile": (0.0, 100.0)}
 BOUNDS: Mapping[str, NumberBounds] = {
-    "place": {"rate": (0.001, 1000.0), "cv": (0.05, 20.0), "requests": (100, 1_000_000), "seeds": (1, 10_000)},
+    "place": {
+        "rate": (0.001, 1000.0),
+        "cv": (0.05, 20.0),
+        "requests": (100, 1_000_000),
+        "seeds": (1, 10_000),
+        "gpus": (1, 256),
+    },
     "replay": {
         **_SIMULATED,
         "seeds": (1, 1000),
         "spread": (0.01, 1.0),
         "cached": (0.0, 1.0),
+        "replicas": (1, 1000),
+        "alternative": (0, math.inf),
+        "concurrency": (1, math.inf),
     },
-    "recommend": {**_SIMULATED, "top": (1, math.inf), "price": (0.0, math.inf)},
-    "pools": {"requests": (10, 10_000_000)},
+    "recommend": {
+        **_SIMULATED,
+        "top": (1, math.inf),
+        "price": (0.0, math.inf),
+        "replays": (0, 10_000),
+        "concurrency": (1, math.inf),
+    },
+    "pools": {
+        "requests": (10, 10_000_000),
+        "kv_hidden": (0.0, 1.0),
+        "host_gb": (0.0, math.inf),
+        "host_gb_per_s": (1e-3, math.inf),
+    },
+    "export": {"replicas": (1, math.inf), "alternative": (0, math.inf), "longest_request": (1, math.inf)},
+    "search": {
+        "budget": (1, math.inf),
+        "seed": (0, math.inf),
+        "workers": (0, 10_000),
+        "timeout_s": (0, 2_592_000.0),
+        "retries": (0, 1000),
+        "cpus_per_worker": (0, 10_000),
+        "gpus_per_worker": (0, 10_000),
+    },
+    "study": {"cpus": (1, 10_000), "workers": (0, 10_000)},
 }
-"""Least and most of numbers, by function and parameter: those of the settings of its command, as a test compares."""
+"""Least and most of numbers, by function and parameter: those of its command's options and settings, as a test compares."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
