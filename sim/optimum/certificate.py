@@ -18,7 +18,7 @@ from sim.serving.confidence import slower
 from sim.simulate import degree_violations
 from sim.strategy import Strategy
 
-ROUNDED = 1e-9
+_ROUNDED = 1e-9
 """Relative excess of a bound over the best that is put down to rounding."""
 _STEPS = 10
 """Multipliers that are tried of a limit, by golden section over their logarithm."""
@@ -76,14 +76,14 @@ def certify(space: Space, best: Evaluation | None, progress: Callable[[int, int]
     work = [(at, Bounds(part), mesh) for at, part in enumerate(space.parts()) for mesh in part.layouts()]
     leaves: list[Leaf] = []
     for done, (at, bounds, mesh) in enumerate(work, start=1):
-        for pp in degrees(bounds.space, mesh):
+        for pp in _degrees(bounds.space, mesh):
             leaves += _halved(bounds, at, mesh, pp, reached)
         if progress:
             progress(done, len(work))
     return Certificate(strategy, reached, tuple(leaves))
 
 
-def degrees(space: Space, mesh: Mesh) -> Iterator[int]:
+def _degrees(space: Space, mesh: Mesh) -> Iterator[int]:
     """Pipeline degrees of a mesh that keep to the budget and that the engine runs."""
     tp, cp, dp, ep = mesh
     return (pp for pp in space.stages(mesh) if not degree_violations(space.workload, tp * cp * dp // ep, ep, pp))
@@ -98,17 +98,17 @@ def _halved(bounds: Bounds, part: int, mesh: Mesh, pp: int, reached: float) -> I
             pass  # halved until the scheduler's limit lies between two ranges
         else:
             leaf = _bounded(bounds, Leaf(part, mesh, pp, low, high, Multipliers(), math.inf), reached)
-            if low == high or ruled_out(bounds, leaf, reached):
+            if low == high or _ruled_out(bounds, leaf, reached):
                 yield leaf
                 continue
         middle = (low + high) // 2
         ranges += [(middle + 1, high), (low, middle)]
 
 
-def ruled_out(bounds: Bounds, leaf: Leaf, reached: float) -> bool:
+def _ruled_out(bounds: Bounds, leaf: Leaf, reached: float) -> bool:
     """Whether the bound of a leaf alone says that nothing in it is better."""
     value = bounds.tokens_per_s_per_gpu(leaf.mesh, leaf.pp, bounds.space.batch[leaf.high], leaf.step_s)
-    return value <= reached * (1 + ROUNDED)
+    return value <= reached * (1 + _ROUNDED)
 
 
 def _bounded(bounds: Bounds, leaf: Leaf, reached: float) -> Leaf:
@@ -121,7 +121,7 @@ def _bounded(bounds: Bounds, leaf: Leaf, reached: float) -> Leaf:
         return bounds.least(leaf.mesh, leaf.pp, low, high, multipliers)
 
     found = leaf._replace(step_s=least(Multipliers()).value)
-    if ruled_out(bounds, found, reached) or not math.isfinite(found.step_s):
+    if _ruled_out(bounds, found, reached) or not math.isfinite(found.step_s):
         return found
     workload, factors = bounds.space.workload, slower(bounds.space.workload)
     scales = Multipliers(
@@ -132,12 +132,12 @@ def _bounded(bounds: Bounds, leaf: Leaf, reached: float) -> Leaf:
     for at, scale in enumerate(scales):  # nothing keeps within the limit, whatever else
         alone = Multipliers()._replace(**{Multipliers._fields[at]: scale * _PROHIBITIVE})
         tried = leaf._replace(multipliers=alone, step_s=least(alone).value)
-        if ruled_out(bounds, tried, reached):
+        if _ruled_out(bounds, tried, reached):
             return tried
     if low == high:
         for at, scale in enumerate(scales):
             found = max(found, _searched(found, at, scale, least), key=lambda each: each.step_s)
-            if ruled_out(bounds, found, reached):
+            if _ruled_out(bounds, found, reached):
                 break
     return found
 

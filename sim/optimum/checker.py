@@ -1,4 +1,4 @@
-"""Replays a certificate of the best strategy: knows the simulator and the bounds of ranges, nothing of the search.
+"""Replays a certificate of the best strategy: knows the simulator and the bounds of ranges, nothing of what found it.
 
 The best is evaluated. The leaves must cover each mesh and pipeline degree of the space, batch by batch. Each leaf's
 bound is worked out again; where it leaves room for something better, the leaf must be a single batch, and whatever
@@ -8,20 +8,22 @@ comes within the bound is evaluated.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from sim.batched import evaluate_many
 from sim.optimum.bounds import SLACK, Bounds, Mesh
-from sim.optimum.certificate import ROUNDED, Certificate, Leaf, degrees, ruled_out
+from sim.optimum.certificate import Certificate, Leaf
 from sim.optimum.spaces import Space
 from sim.serving.phases import batching
-from sim.simulate import evaluate
+from sim.simulate import degree_violations, evaluate
 from sim.strategy import Strategy
 
 MOST_TRIED = 100_000
 """Strategies of one batch that are evaluated: a certificate that leaves more is refused."""
 _BLOCK = 4096
+_ROUNDED = 1e-9
+"""Relative difference that is put down to rounding."""
 
 
 class Refused(ValueError):
@@ -60,7 +62,7 @@ def _check_best(space: Space, certificate: Certificate) -> None:
     best = evaluate(space.workload, certificate.strategy)
     if not best.feasible:
         raise Refused(f"the best is infeasible: {best.violations[0].message}")
-    if not math.isclose(best.tokens_per_s_per_gpu, certificate.reached, rel_tol=ROUNDED):
+    if not math.isclose(best.tokens_per_s_per_gpu, certificate.reached, rel_tol=_ROUNDED):
         found = best.tokens_per_s_per_gpu
         raise Refused(f"the best is claimed to reach {certificate.reached:,.6g} tokens/s/GPU and reaches {found:,.6g}")
 
@@ -71,7 +73,7 @@ def _check_cover(bounds: Sequence[Bounds], leaves: Sequence[Leaf]) -> None:
         (part, mesh, pp): []
         for part, each in enumerate(bounds)
         for mesh in each.space.layouts()
-        for pp in degrees(each.space, mesh)
+        for pp in _degrees(each.space, mesh)
     }
     for leaf in leaves:
         part, mesh, pp, low, high, *_ = leaf
@@ -90,6 +92,12 @@ def _check_cover(bounds: Sequence[Bounds], leaves: Sequence[Leaf]) -> None:
             raise Refused(f"no leaf has tp, cp, dp, ep {mesh}, pp {pp}, batch {batches[covered]}")
 
 
+def _degrees(space: Space, mesh: Mesh) -> Iterator[int]:
+    """Pipeline degrees of a mesh, but those of which every strategy is beyond the budget or refused by the engine."""
+    tp, cp, dp, ep = mesh
+    return (pp for pp in space.stages(mesh) if not degree_violations(space.workload, tp * cp * dp // ep, ep, pp))
+
+
 def _check_leaf(bounds: Bounds, leaf: Leaf, reached: float) -> int:
     batches = bounds.space.batch
     where = f"tp, cp, dp, ep {leaf.mesh}, pp {leaf.pp}, batches {batches[leaf.low]} to {batches[leaf.high]}"
@@ -98,11 +106,11 @@ def _check_leaf(bounds: Bounds, leaf: Leaf, reached: float) -> int:
     if not bounds.runs(leaf.mesh, batches[leaf.low]):
         return 0  # nor does a larger one run
     least = bounds.least(leaf.mesh, leaf.pp, batches[leaf.low], batches[leaf.high], leaf.multipliers)
-    if not math.isclose(least.value, leaf.step_s, rel_tol=ROUNDED):
+    if not math.isclose(least.value, leaf.step_s, rel_tol=_ROUNDED):
         raise Refused(
             f"{where}: a step is claimed to take {leaf.step_s:.9g} s at least, the bound is {least.value:.9g} s"
         )
-    if ruled_out(bounds, leaf, reached):
+    if bounds.tokens_per_s_per_gpu(leaf.mesh, leaf.pp, batches[leaf.high], leaf.step_s) <= reached * (1 + _ROUNDED):
         return 0
     if leaf.low < leaf.high:
         raise Refused(f"{where}: the bound leaves room for something better than {reached:,.6g} tokens/s/GPU")
@@ -121,7 +129,7 @@ def _try_all(bounds: Bounds, leaf: Leaf, reached: float, where: str) -> int:
         dims = [tuple(table[each[place]] for place, table in enumerate(tables)) for each in chosen]
         strategies = [Strategy(tp, ep, leaf.pp, batch, each, cp, dp) for each in dims]
         every = evaluate_many(bounds.space.workload, strategies)
-        better = every.feasible & (every.tokens_per_s_per_gpu > reached * (1 + ROUNDED))
+        better = every.feasible & (every.tokens_per_s_per_gpu > reached * (1 + _ROUNDED))
         if better.any():
             at = int(better.argmax())
             raise Refused(f"{where}: {strategies[at]} reaches {every.tokens_per_s_per_gpu[at]:,.6g} tokens/s/GPU")

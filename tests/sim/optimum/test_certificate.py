@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+from sim.optimum import certificate as certificate_module
 from sim.optimum.certificate import Certificate, certify
 from sim.optimum.checker import Refused, check
 from sim.optimum.exact_search import find_best
@@ -73,6 +74,14 @@ def test_no_leaf_may_be_left_out_cut_or_bent(space: Space, certificate: Certific
             negative = leaf.multipliers._replace(tpot=-1.0)
             with pytest.raises(Refused, match="negative"):
                 check(space, altered(certificate, at, multipliers=negative))
+
+
+def test_a_proof_that_forgets_pipeline_degrees_is_refused(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = find_best(space).evaluation
+    monkeypatch.setattr(certificate_module, "_degrees", lambda space, mesh: (2,))
+    forgetful = certify(space, best)
+    with pytest.raises(Refused, match="no leaf has .* pp 1"):
+        check(space, forgetful)
 
 
 def test_no_leaf_may_lie_outside_the_space(space: Space, certificate: Certificate) -> None:
