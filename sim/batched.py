@@ -882,7 +882,7 @@ def _total_bytes(kinds: Sequence[Any]) -> Floats:
 
 
 def _running(workload: Workload, batch: Ints, most: Floats, kv_bytes: Floats, missing: Floats) -> Ints:
-    """Requests that run at once where not all fit: see `sim.simulate.steady_state`."""
+    """Requests that run at once where not all fit: see `sim.simulate`."""
     share = workload.engine.memory.share if workload.engine and workload.engine.memory.of == "free" else 1.0
     kv_needed = kv_bytes / share
     with np.errstate(divide="ignore", invalid="ignore"):

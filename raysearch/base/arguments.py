@@ -59,7 +59,7 @@ BOUNDS: Mapping[str, NumberBounds] = {
     },
     "study": {"cpus": (1, 10_000), "workers": (0, 10_000)},
 }
-"""Least and most of numbers, by function and parameter: those of its command's options and settings, as a test compares."""
+"""Least and most of numbers, by function and parameter: those of its command, as a test compares."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from sim.json_object import JsonObject
 from sim.optimum.bounds import Multipliers
 from sim.optimum.certificate import Certificate, Leaf, certify
 from sim.optimum.checker import Refused, check
-from sim.optimum.spaces import space_of
+from sim.optimum.spaces import Space, space_of
 from sim.replay.goodput_search import BestGoodput, best_goodput
 from sim.serving.phases import phase_of
 from sim.workload import Workload
@@ -60,6 +60,14 @@ class _File(BaseModel):
     leaves: list[_Leaf]
 
 
+def certified_space(workload: Workload) -> Space:
+    """The space of a workload whose best can be certified. Raises: InputError."""
+    space = space_of(workload)
+    if space.vocabulary:
+        raise InputError("no certificate of the space 'generated': leave out --out, or take --space extended")
+    return space
+
+
 def write_certificate(
     path: Path,
     question: Question,
@@ -75,10 +83,7 @@ def write_certificate(
     Raises:
         InputError: It has choices of embedding and LM head.
     """
-    space = space_of(workload)
-    if space.vocabulary:
-        raise InputError("no certificate of the space 'generated': leave out --out, or take --space extended")
-    proof = certify(space, best, progress)
+    proof = certify(certified_space(workload), best, progress)
     head = {
         "question": question.record(),
         "workload": workload.name,

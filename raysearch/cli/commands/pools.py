@@ -8,7 +8,13 @@ from typing import Annotated
 
 from raysearch.answers.compared_pools import SWEEPABLE, PoolsResult
 from raysearch.base.errors import InputError
-from raysearch.cli.commands.options import JsonOption, OutOption, RequestsPerSOption, exit_unless_feasible, show_result
+from raysearch.cli.commands.options import (
+    AnswerOutOption,
+    JsonOption,
+    RequestsPerSOption,
+    exit_unless_feasible,
+    show_result,
+)
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.processes.claim import check_folder
@@ -43,7 +49,7 @@ def show_pools(
     host_gb: Annotated[float, Setting("Host memory for KV caches per GPU, where a pool re-shards.", least=0.0)] = 200.0,
     host_gb_per_s: Annotated[float, Setting("A GPU's link to host memory, GB/s per direction.", least=1e-3)] = 50.0,
     requests: Annotated[int, Setting("Requests in one simulated run.", least=10, most=10_000_000)] = 2000,
-    out: OutOption = None,
+    out: AnswerOutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Decide on disaggregation: prefill and decode on one pool of GPUs or on separate ones, each exactly optimised.

@@ -11,7 +11,13 @@ import typer
 
 from raysearch.base.errors import NOTHING_FEASIBLE
 from raysearch.base.file_io import as_strategy, degrees_text, strategy_dict
-from raysearch.cli.commands.options import ConcurrencyOption, JsonOption, OutOption, RequestsPerSOption, print_json
+from raysearch.cli.commands.options import (
+    AnswerOutOption,
+    ConcurrencyOption,
+    JsonOption,
+    RequestsPerSOption,
+    print_json,
+)
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.deploy.recommend.demand import Demand, FormName, Without
@@ -77,7 +83,7 @@ def recommend(
             most=10_000,
         ),
     ] = 60,
-    out: OutOption = None,
+    out: AnswerOutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Recommend a deployment: the best strategy the engine supports, its performance, alternatives and limiting factor.

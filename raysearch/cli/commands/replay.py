@@ -12,9 +12,9 @@ from raysearch.answers.strategy_text import strategy_of
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import (
     AlternativeOption,
+    AnswerOutOption,
     ConcurrencyOption,
     JsonOption,
-    OutOption,
     RequestsPerSOption,
     exit_unless_feasible,
     show_result,
@@ -71,7 +71,7 @@ def replay_traffic(
     ] = 99.0,
     requests: Annotated[int, Setting("Requests in one simulated run.", least=10, most=10_000_000)] = 2000,
     seeds: Annotated[int, Setting("Independent simulated runs per figure.", least=1, most=1000)] = 5,
-    out: OutOption = None,
+    out: AnswerOutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replay traffic on a deployment: percentiles of the latencies, goodput, and the load at which its limits break.

@@ -80,7 +80,7 @@ def test_a_proof_that_forgets_pipeline_degrees_is_refused(space: Space, monkeypa
     best = find_best(space).evaluation
     monkeypatch.setattr(certificate_module, "_degrees", lambda space, mesh: (2,))
     forgetful = certify(space, best)
-    with pytest.raises(Refused, match="no leaf has .* pp 1"):
+    with pytest.raises(Refused, match=r"no leaf has .* pp 1"):
         check(space, forgetful)
 
 
