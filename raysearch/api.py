@@ -300,7 +300,7 @@ def replay(
     >>> found.feasible, found.report.probability
     (True, 1.0)
     """
-    from raysearch.answers.replayed import DeployedStrategies, ReplayResult, TrafficOptions, deployed_in
+    from raysearch.answers.replayed import ReplayResult, TrafficOptions, deployed_in, deployed_strategy
     from raysearch.answers.strategy_text import strategy_of
     from raysearch.base.errors import InputError
     from raysearch.base.progress import telling
@@ -312,7 +312,7 @@ def replay(
     else:
         workload = question.load()
         strategy = strategy_of(workload, tp, ep, pp, batch, "megatron", 1, dp, layout)
-        deployed = DeployedStrategies(workload, {"": (workload, strategy, 1)})
+        deployed = deployed_strategy(workload, strategy)
     with telling("replaying") if progress else nullcontext(lambda _: None) as tell:
         return ReplayResult.of(
             question,

@@ -22,6 +22,7 @@ from sim.layouts import layout_of
 from sim.replay.drive import ROUTERS, RouterName
 from sim.replay.requests import Lengths
 from sim.serving.phases import phase_of
+from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REPLAY_FILE = "replay.json"
+_UNDER_TRAFFIC = ("tpot", "ttft", "hbm")
+"""Limits that a replay itself finds kept or broken."""
 MOST_REPLICAS = 1000
 """[assumed] As many as one router sees: for each request all of them are looked at."""
 
@@ -201,3 +204,15 @@ def deployed_in(path: Path, question: Question | None, alternative: int) -> Depl
     if "" not in found:
         served = replace(served, phase="serve", output_tokens=found["decode"].workload.output_tokens)
     return DeployedStrategies(served, pools)
+
+
+def deployed_strategy(workload: Workload, strategy: Strategy) -> DeployedStrategies:
+    """One replica of a strategy.
+
+    Raises:
+        InputError: Nobody can run it, however slow or full it may be: see `evaluate`.
+    """
+    broken = [each for each in evaluate(workload, strategy).violations if each.kind not in _UNDER_TRAFFIC]
+    if broken:
+        raise InputError(f"cannot be replayed: {broken[0].message}")
+    return DeployedStrategies(workload, {"": (workload, strategy, 1)})

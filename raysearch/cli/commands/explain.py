@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from raysearch.answers.strategy_text import second_strategy_of, strategy_of
+from raysearch.base.errors import NOTHING_FEASIBLE
 from raysearch.base.file_io import degrees_text, write_bytes
 from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.cli.commands.options import JsonOption, at_home, file_to_write, print_json
@@ -55,6 +56,8 @@ def explain_strategy(
 ) -> None:
     """Draw one layer of each kind: ops, the placement of each tensor, and the collectives with bytes and time.
 
+    Exits with 3 if the strategy is infeasible.
+
     \b
     Examples:
       raysearch explain -w gpt_moe_1_2t_16k --tp 8 --ep 16 --pp 2 --batch 512 --dims megatron
@@ -77,7 +80,8 @@ def explain_strategy(
     drawn = [pictures_of(title, workload, evaluation) for title, evaluation in evaluated]
     groups = list(zip(*drawn, strict=True))
     on_degrees = " | ".join(dict.fromkeys(degrees_text(strategy) for _, strategy in shown))
-    heading = f"{priced_text(workload)}\n{on_degrees}"
+    broken = list(dict.fromkeys(each.message for _, evaluation in evaluated for each in evaluation.violations))
+    heading = "\n".join([priced_text(workload), on_degrees, *(f"Infeasible: {text}" for text in broken)])
     if out is not None:
         from raysearch.reports.explain.svg import draw_svg
 
@@ -86,7 +90,7 @@ def explain_strategy(
         pictures = [picture_dict(picture) for pictures in groups for picture in pictures]
         svg = str(out) if out else None
         fields = {"workload": workload.name, **priced_dict(workload), "heading": heading}
-        print_json({**fields, "pictures": pictures, "svg": svg})
+        print_json({**fields, "violations": broken, "pictures": pictures, "svg": svg})
     elif out is not None:
         print(f"Picture: {out}")
     else:
@@ -94,6 +98,8 @@ def explain_strategy(
         from raysearch.reports.explain.layer_text import draw_text
 
         printer().print(*draw_text(heading, groups), sep="\n")
+    if broken:
+        raise typer.Exit(NOTHING_FEASIBLE)
 
 
 def _title(dims: str, strategy: Strategy) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysearch.answers.replayed import MOST_REPLICAS, DeployedStrategies, ReplayResult, TrafficOptions, deployed_in
+from raysearch.answers.replayed import MOST_REPLICAS, ReplayResult, TrafficOptions, deployed_in, deployed_strategy
 from raysearch.answers.strategy_text import strategy_of
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import (
@@ -94,7 +94,7 @@ def replay_traffic(
     else:
         workload = loaded(question)
         strategy = strategy_of(workload, tp, ep, pp, batch, "megatron", 1, dp, layout)
-        deployed = DeployedStrategies(workload, {"": (workload, strategy, 1)})
+        deployed = deployed_strategy(workload, strategy)
     from raysearch.base.progress import telling
 
     with telling("replaying") as progress:

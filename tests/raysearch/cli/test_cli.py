@@ -175,6 +175,15 @@ def of_model(*options: str) -> tuple[str, ...]:
     return ("evaluate", "--model", "qwen3_32b", "--tp", "1", "--batch", "1", *options)
 
 
+TWO_GPUS = ("--model", "llama_3_1_8b", "--isl", "500", "--osl", "50", "--engine", "vllm", "--gpus", "2")
+
+
+def test_an_infeasible_strategy_is_explained_with_what_it_breaks_first() -> None:
+    shown = run_here("explain", *TWO_GPUS, "--tp", "3", "--batch", "8")
+    assert shown.returncode == 3
+    assert shown.stdout.splitlines()[2] == "Infeasible: needs 3 GPUs, the budget is 2"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -238,6 +247,14 @@ def of_model(*options: str) -> tuple[str, ...]:
         (
             ("optimum", "-w", "gpt_moe_1_2t_16k", "--set", "compare_spaces", "--out", "best.json"),
             "--out is for the certificate of one space",
+        ),
+        (
+            ("optimum", "-w", "gpt_moe_1_2t_16k", "--space", "generated", "--out", "best.json"),
+            "no certificate of the space 'generated'",
+        ),
+        (
+            ("replay", *TWO_GPUS, "--tp", "3", "--batch", "8", "--concurrency", "8"),
+            "cannot be replayed: needs 3 GPUs, the budget is 2",
         ),
         (("validate", "full", "--out", "bad.toml"), "cannot put results into bad.toml"),
         (("forecast", "any.yaml", "--out", "bad.toml/x.json"), "cannot put results into bad.toml"),
