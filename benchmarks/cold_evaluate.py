@@ -9,7 +9,7 @@ again is warm, and the peer of both is one explanation, the full breakdown per o
 are of the CPU. The garbage of the imports is collected first; from then on its collector runs as ever, and its pauses
 are in the means.
 
-How far a cold call wanders is told of the last few of them: modules and functions of `sim` that it visits, its calls,
+Of the last few, it prints how far a cold call wanders: modules and functions of `sim` that it visits, its calls,
 and how often a call is in another module than the one before it.
 """
 

@@ -1,4 +1,4 @@
-"""What each version of an engine can be told, read from its own sources: configs/engines/capabilities/*.json.
+"""The options of each version of an engine, read from its own sources: configs/engines/capabilities/*.json.
 
     pip download --no-deps vllm==0.33.0 sglang==0.5.23 ai-dynamo==1.6.1 -d wheels
     git clone --bare https://github.com/NVIDIA/Megatron-LM wheels/Megatron-LM.git

@@ -110,7 +110,7 @@ MOST_COMBINATIONS = 1 << 23
 
 
 def can_be_added_up(space: Space) -> bool:
-    """Whether a space has a landscape: one mesh, steps and layers of one kind, engines' ends, few choices."""
+    """Whether a space has a landscape: one mesh, one kind of steps and layers, engines' embedding and LM head, few choices."""
     workload = space.workload
     return (
         len(workload.model.groups) == 1
@@ -226,7 +226,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
         """Stages of a pipeline, and seconds that a layer may take in them."""
         parts = _stages_of(alone, pp, last_choice)
         limit_s = (tpot_limit_s * state.pace.gained / pp - engine_s) / factor(pp)
-        return parts, min((limit_s - ends_s) / layers for layers, ends_s in parts)
+        return parts, min((limit_s - vocabulary_s) / layers for layers, vocabulary_s in parts)
 
     choices, alike = space.choices, 1
     if not dims_matter(Strategy(tp, ep, 1, batch, tuple(itertools.chain(*choices.values())))):  # all come to the same
@@ -276,8 +276,8 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             least_s = feasible_s.min()
             each_token = tp * ep * pp / state.tokens
             of_stages = [
-                (each_token * factor(pp) * layers, each_token * (factor(pp) * ends_s + engine_s))
-                for layers, ends_s in parts
+                (each_token * factor(pp) * layers, each_token * (factor(pp) * vocabulary_s + engine_s))
+                for layers, vocabulary_s in parts
             ]
             landscape.count(_slowest(feasible_s, of_stages), _slowest(least_s, of_stages), alike)
             if _tokens_per_s(float(least_s) * _ROUNDED, of_stages) <= landscape.best_tokens_per_s_per_gpu:

@@ -209,8 +209,8 @@ class Space:
         values |= {
             name: (choice, table) for choice, (name, table) in zip(strategy.dims, self.choices.items(), strict=True)
         }
-        own_ends = zip(VOCABULARY_OPS, strategy.vocabulary or ENGINES_VOCABULARY, ENGINES_VOCABULARY, strict=True)
-        values |= {name: (choice, self.vocabulary.get(name, (engines,))) for name, choice, engines in own_ends}
+        own = zip(VOCABULARY_OPS, strategy.vocabulary or ENGINES_VOCABULARY, ENGINES_VOCABULARY, strict=True)
+        values |= {name: (choice, self.vocabulary.get(name, (engines,))) for name, choice, engines in own}
         missing = [
             f"{name} is {value}, not one of {_shortened(table)}"
             for name, (value, table) in values.items()

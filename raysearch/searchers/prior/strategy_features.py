@@ -1,8 +1,8 @@
 """What a strategy means on a workload, as numbers: the same ones for every model, machine and space.
 
-An action is never told by its index. A degree is its logarithm, an op's choice is told by the op's name and by what the
-choice shards, and beside them stand the strategy's bytes, FLOPs and messages, each over the machine's published rate.
-Their sum is a step's time as a bare roofline has it; a network has to learn only what that leaves out.
+An action is never described by its index. A degree is its logarithm, an op's choice is given by the op's name and by
+what the choice shards, and beside them stand the strategy's bytes, FLOPs and messages, each over the machine's
+published rate. Their sum is a step's time as a bare roofline has it; a network has to learn only what that leaves out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Families whose layers keep states or compressed keys, alone or beside attention: what their layers are.
 
-A mixer of Mamba's first form is told as one of its second: a state of as many numbers, with one decay per head of 64
-channels.
+A mixer of Mamba's first form is described as one of its second: a state of as many numbers, with one decay per head
+of 64 channels.
 """
 
 from __future__ import annotations
