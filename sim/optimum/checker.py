@@ -93,7 +93,10 @@ def _check_cover(bounds: Sequence[Bounds], leaves: Sequence[Leaf]) -> None:
 
 
 def _degrees(space: Space, mesh: Mesh) -> Iterator[int]:
-    """Pipeline degrees of a mesh, but those of which every strategy is beyond the budget or refused by the engine."""
+    """Pipeline degrees of a mesh, but those of which every strategy is beyond the budget or refused by the engine.
+
+    Not asked of what makes certificates: a proof that forgets some must be refused.
+    """
     tp, cp, dp, ep = mesh
     return (pp for pp in space.stages(mesh) if not degree_violations(space.workload, tp * cp * dp // ep, ep, pp))
 

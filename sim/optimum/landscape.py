@@ -110,7 +110,7 @@ MOST_COMBINATIONS = 1 << 23
 
 
 def can_be_added_up(space: Space) -> bool:
-    """Whether a space has a landscape: one mesh, one kind of steps and layers, engines' embedding and LM head, few choices."""
+    """Whether a space has a landscape: one mesh, one kind of steps and layers, engines' embedding, few choices."""
     workload = space.workload
     return (
         len(workload.model.groups) == 1

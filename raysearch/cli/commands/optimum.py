@@ -78,12 +78,11 @@ def show_optimum(
     from raysearch.base.progress import stepping
     from raysearch.optima.certificate_files import certified_space
 
+    workload = loaded(question)
     if out is not None:
         if compare_spaces:
             raise InputError("--out is for the certificate of one space: leave it out, or --set compare_spaces")
         file_to_write(out)
-    workload = loaded(question)
-    if out is not None:
         certified_space(workload)  # or it is refused before the search
     if compare_spaces:
         show_result(SpacesResult.of(workload, bars=stepping), as_json=as_json)

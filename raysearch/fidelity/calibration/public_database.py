@@ -52,7 +52,7 @@ def _experts(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _attention(frame: pd.DataFrame, *, windowed: bool) -> pd.DataFrame:
-    """Rows of one beam under a window or none; MHA is told by 0 KV heads or as many as heads."""
+    """Rows of one beam under a window or none; MHA has 0 KV heads or as many as heads."""
     under = frame["window_size"] > 0 if "window_size" in frame else pd.Series(data=False, index=frame.index)
     kept = frame.loc[(under == windowed) & (frame.get("beam_width", 1) == 1)]
     kv_heads = kept["num_kv_heads"].where(kept["num_kv_heads"] > 0, kept["num_heads"])
