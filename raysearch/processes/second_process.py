@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+from raysearch.base.errors import STOPS
 from raysearch.processes.descendants import die_with_parent
 
 _T = TypeVar("_T")
@@ -71,7 +72,9 @@ def _room() -> bool:
 def _answer(parent: int, work: Callable[[], object], receiver: Connection, sender: Connection) -> None:
     """Sends the result, or the error, of some work."""
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for which in STOPS:  # they end it in silence; what is ignored stays ignored
+        if signal.getsignal(which) is not signal.SIG_IGN:
+            signal.signal(which, signal.SIG_DFL)
     receiver.close()
     try:
         answer = (True, work())

@@ -38,6 +38,26 @@ def test_what_a_killed_process_was_to_work_out_is_worked_out_here() -> None:
     assert (found.returncode, found.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_process_that_hears_a_stop_ends_in_silence(name: str) -> None:
+    """The command's own way to end, which it has from its parent, is not its own."""
+    code = f"""
+import multiprocessing, time
+def stop(*_):
+    raise SystemExit("never")
+signal.signal(signal.{name}, stop)
+begun, here = os.pipe()
+module.begun_beside(lambda: os.write(here, b".") and time.sleep(60), parallel=True)
+(child,) = multiprocessing.active_children()
+os.read(begun, 1)
+os.kill(child.pid, signal.{name})
+child.join()
+assert child.exitcode == -signal.{name}, child.exitcode
+"""
+    done = run(FORKED + code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_error_is_raised_where_the_result_is_asked_for() -> None:
     found = run(FORKED + "module.begun_beside(lambda: 1 // 0, parallel=True)()\n")
     assert found.returncode == 1
