@@ -107,6 +107,7 @@ def recommend(
     replays: int = 60,
     forms: Literal["all", "eagle3", "usual"] = "all",
     without: Literal["pp", "ep", "pp,ep"] | None = None,
+    compare_with: Literal["aisimulate"] | None = None,
     progress: bool = False,
 ) -> RecommendationResult:
     """Recommends a deployment: the exact best over every strategy that the engine supports and every batch.
@@ -115,7 +116,7 @@ def recommend(
         question: What is served, on what, within which limits; its `gpus` are those available.
         requests_per_s: Load to carry with the fewest GPUs, under random arrivals; None fills all GPUs. With a trace,
             the rate to which its times are scaled.
-        concurrency: Concurrent requests to carry with the fewest GPUs; None fills all.
+        concurrency: Concurrent requests, over all replicas, to carry with the fewest GPUs; None fills all.
         price: Price of a GPU per hour.
         top: Strategies in the answer at most.
         cv: Under a load: coefficient of variation of the gaps between arrivals; 1 is Poisson.
@@ -126,6 +127,7 @@ def recommend(
         forms: Whether drafts, exchanges of experts, spare copies of them and overlapped batches are compared, too, of
             models that draft for themselves; "eagle3": and of those with a public head.
         without: Degrees that are to stay 1: pipelines, expert parallelism.
+        compare_with: "aisimulate": also what NVIDIA's AISimulate recommends, in a minute or two.
         requests: Under a load: requests per replay; of 2000 some twenty lie beyond the 99th percentile.
         progress: Whether to report progress on stderr.
 
@@ -141,7 +143,7 @@ def recommend(
     from raysearch.deploy.replay.trace_files import trace_file
 
     with telling("recommendation") if progress else nullcontext(lambda _: None) as tell:
-        return RecommendationResult.of(
+        found = RecommendationResult.of(
             question,
             requests_per_s=requests_per_s,
             concurrency=concurrency,
@@ -155,19 +157,30 @@ def recommend(
             trace=trace_file(trace),
             forms=forms,
             without=without,
+            compare_with=compare_with,
             progress=tell,
         )
+    _ = found.advice  # asked now, while an error of its is the caller's
+    return found
 
 
 @typed
 def optimum(
-    question: Question, *, landscape: bool = True, fresh: bool = False, progress: bool = False
+    question: Question,
+    *,
+    landscape: bool = True,
+    uneven_stages: bool = False,
+    replays: int = 200,
+    fresh: bool = False,
+    progress: bool = False,
 ) -> OptimumResult:
-    """Finds the exact optimum over every strategy of the question's space; in phase traffic by up to 200 replays.
+    """Finds the exact optimum over every strategy of the question's space; in phase traffic by replays.
 
     Args:
         question: What is served, on what, within which limits, and the space that is searched.
         landscape: Whether the answer also counts the feasible strategies, where possible; done when it is read.
+        uneven_stages: Whether the best pipeline with any number of layers per stage is found too.
+        replays: In phase traffic: how many strategies to replay at most, to prove that none does better.
         fresh: Whether to search again even if the optimum is in the cache on disk.
         progress: Whether to show progress bars on stderr.
 
@@ -184,7 +197,8 @@ def optimum(
     from raysearch.answers.optimal import OptimumResult, no_bars
     from raysearch.base.progress import stepping
 
-    found = OptimumResult(question, question.load(), landscape, fresh, stepping if progress else no_bars)
+    bars = stepping if progress else no_bars
+    found = OptimumResult(question, question.load(), landscape, fresh, bars, uneven_stages, replays)
     assert found.searched is not None  # works it out now
     return found
 
@@ -208,7 +222,7 @@ def pools(
 
     Args:
         question: What is served, on what, within which limits; the phase is serve.
-        mix: Request lengths in place of the question's: (prompt tokens, answer tokens, share) each.
+        mix: Kinds of requests, of a question without lengths: (prompt tokens, answer tokens, share) each.
         requests_per_s: Load to carry with the fewest GPUs; None fills all.
         sweep: Several values of isl, gpus, ttft_ms or requests_per_s, by name: a comparison for each combination.
         kv_hidden: Share of the KV cache's transfer that overlaps with prefill, 0 to 1.
@@ -255,6 +269,8 @@ def replay(
     batch: int | None = None,
     ep: int | None = None,
     pp: int = 1,
+    dims: str = "megatron",
+    cp: int = 1,
     dp: int | None = None,
     layout: str | None = None,
     replicas: int | None = None,
@@ -274,12 +290,14 @@ def replay(
         path: Instead of a strategy: the folder of a recommendation, of `pools` or a search, or a file with a strategy.
         alternative: Which of a recommendation; 0 is the best.
         requests_per_s: Arrivals over all replicas; with a trace, the rate to which its times are scaled.
-        concurrency: Clients per replica instead, each of which sends its next request once the last is answered.
+        concurrency: Concurrent requests instead, over all replicas; each is followed by the next once it is answered.
         trace: A recorded trace instead.
         tp: Of the strategy, as in `evaluate`.
         batch: Requests that run at once, at most.
         ep: As in `evaluate`.
         pp: Pipeline stages.
+        dims: As in `evaluate`.
+        cp: As in `evaluate`.
         dp: As in `evaluate`.
         layout: Instead of tp, ep and dp.
         replicas: Independent replicas; by default the folder's, else one.
@@ -311,7 +329,7 @@ def replay(
         raise InputError("expected a path, or a question with a strategy: tp or layout")
     else:
         workload = question.load()
-        strategy = strategy_of(workload, tp, ep, pp, batch, "megatron", 1, dp, layout)
+        strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout)
         deployed = deployed_strategy(workload, strategy)
     with telling("replaying") if progress else nullcontext(lambda _: None) as tell:
         return ReplayResult.of(
@@ -367,8 +385,8 @@ def search(
     budget: int | None = None,
     simulator: str | None = None,
     workers: int | None = None,
-    timeout_s: float | None = None,
-    retries: int | None = None,
+    timeout_s: float = 600.0,
+    retries: int = 1,
     cpus_per_worker: float = 1.0,
     gpus_per_worker: float = 0.0,
     on_failure: Literal["stop", "infeasible"] = "stop",
@@ -411,13 +429,6 @@ def search(
     from raysearch.base.progress import searching, stepping
     from raysearch.simulators.opening import Patience
 
-    usual = Patience()
-    patience = Patience(
-        usual.timeout_s if timeout_s is None else timeout_s,
-        usual.retries if retries is None else retries,
-        cpus_per_worker,
-        gpus_per_worker,
-    )
     return SearchResult.of(
         question,
         searcher,
@@ -425,7 +436,7 @@ def search(
         budget=budget,
         simulator=simulator,
         workers=workers,
-        patience=patience,
+        patience=Patience(timeout_s, retries, cpus_per_worker, gpus_per_worker),
         on_failure=on_failure,
         out=None if out is None else Path(out),
         resume=resume,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from raysearch.answers.compared_advice import ComparedAdvice
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
 from raysearch.deploy.recommend.demand import Demand, FormName, Without
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
+Recommender = Literal["aisimulate"]
+"""Others that recommend deployments."""
+
 
 @dataclass(frozen=True)
 class RecommendationResult(Result):
@@ -44,12 +49,14 @@ class RecommendationResult(Result):
         answer: The strategies with their fleets, the best first; where nothing is feasible, the nearest miss.
         formats: Where weights were `any`, all published formats, the best first, which the answer has.
         forms: Ways to serve, the best first, which the answer has; none where the engine's own is the only one.
+        compare_with: Another recommender that is asked too, once its answer is read.
     """
 
     question: Question
     answer: Recommendation
     formats: tuple[FormatChoice, ...] = ()
     forms: tuple[ServingForm, ...] = ()
+    compare_with: Recommender | None = None
 
     @classmethod
     def of(
@@ -68,6 +75,7 @@ class RecommendationResult(Result):
         trace: Path | None = None,
         forms: FormsCompared = "all",
         without: Without | None = None,
+        compare_with: Recommender | None = None,
         progress: Callable[[str], None],
         found: Callable[[Recommendation], None] = lambda _: None,
         early: Callable[[Recommendation], None] | None = None,
@@ -78,6 +86,10 @@ class RecommendationResult(Result):
         Where forms, formats or a load at random take their time, `early` is given what is soon found before. With
         `parallel` a second core is used: see `raysearch.processes.second_process`.
         """
+        if compare_with:
+            from raysearch.simulators.aisimulate import check_here
+
+            check_here()
         if (trace is not None or requests_per_s is None) and cv != 1.0:
             raise InputError("--set cv: of requests that come at random: give --requests-per-s, and no trace")
         if trace is None and requests_per_s is None and percentile != 99.0:
@@ -127,7 +139,12 @@ class RecommendationResult(Result):
         if answer.winner is None and demand.usual:
             progress("the same without limits that nobody gave")
             answer = recommended(asked(question, usual=False), progress, found, parallel=parallel)
-        return cls(question, answer, tuple(formats), tuple(compared))
+        return cls(question, answer, tuple(formats), tuple(compared), compare_with)
+
+    @cached_property
+    def advice(self) -> ComparedAdvice | None:
+        """What the other recommender says; None where none is asked. Raises: InputError: It cannot answer."""
+        return ComparedAdvice.of(self.answer.demand) if self.compare_with else None
 
     @property
     def feasible(self) -> bool:
@@ -158,6 +175,8 @@ class RecommendationResult(Result):
         more: JsonObject = {"formats": [each.to_dict() for each in self.formats]} if self.formats else {}
         if self.forms:
             more["serving_forms"] = [each.to_dict(self.answer.demand.gpus) for each in self.forms]
+        if self.advice:
+            more["compare_with"] = self.advice.to_dict()
         return found | more
 
     def to_rows(self) -> list[JsonObject]:
@@ -175,10 +194,16 @@ class RecommendationResult(Result):
 
     def blocks(self) -> Iterator[RenderableType]:
         """What `raysearch recommend` prints."""
-        from raysearch.deploy.recommend.recommendation_text import best_blocks, rest_blocks
+        from raysearch.deploy.recommend.recommendation_text import best_blocks
 
         if self.answer.winner:
             yield from best_blocks(self.answer)
+        yield from self.rest()
+
+    def rest(self) -> Iterator[RenderableType]:
+        """What follows the best deployments."""
+        from raysearch.deploy.recommend.recommendation_text import rest_blocks
+
         yield from rest_blocks(self.answer)
         if self.forms:
             yield forms_table(self.forms, self.answer.demand.gpus)
@@ -186,6 +211,8 @@ class RecommendationResult(Result):
             yield more
         if self.formats:
             yield formats_table(self.formats)
+        if self.advice:
+            yield str(self.advice)
 
     def figure(self) -> Figure:
         """The front between tokens/s per GPU and per user."""

@@ -47,6 +47,7 @@ BOUNDS: Mapping[str, NumberBounds] = {
         "host_gb": (0.0, math.inf),
         "host_gb_per_s": (1e-3, math.inf),
     },
+    "optimum": {"replays": (1, 1_000_000)},
     "export": {"replicas": (1, math.inf), "alternative": (0, math.inf), "longest_request": (1, math.inf)},
     "search": {
         "budget": (1, math.inf),

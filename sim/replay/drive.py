@@ -7,11 +7,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
 
 from sim.arrays import Flags, Floats
+from sim.replay.agenda import Agenda
 from sim.replay.replica import Deployed, LiveReplica, Log
 from sim.replay.requests import Integers, Requests
 
@@ -218,38 +220,58 @@ def _router(name: RouterName, fleet: Sequence[LiveReplica]) -> Callable[[int, fl
     return {"round_robin": in_turn, "least_loaded": least_loaded, "prefix": prefix}[name]
 
 
-def by_clients(deployed: Deployed, requests: Requests, clients: int, *, staggered: bool = False) -> Replayed:
-    """Sends requests to one replica as clients do who have one open each, and the next one when it is answered.
+def by_clients(
+    deployed: Deployed,
+    requests: Requests,
+    clients: int,
+    replicas: int = 1,
+    router: RouterName = "least_loaded",
+    *,
+    staggered: bool = False,
+) -> Replayed:
+    """Sends requests as clients do who have one open each, and the next one when it is answered.
 
     Args:
-        deployed: The replica.
+        deployed: Each replica.
         requests: Taken in order; their times do not matter.
-        clients: How many.
+        clients: How many, of all replicas together.
+        replicas: How many.
+        router: Whom a request goes to.
         staggered: Whether clients begin at even distances over the time of an answer, as if they had run for ever; else
             all at once, as benchmarks do.
     """
     count = len(requests)
-    log, sent = Log(count), np.zeros(count)
+    log, sent, agenda = Log(count), np.zeros(count), Agenda()
     left = deque(range(min(clients, count), count))
+
+    def submitted(request: int, time_s: float) -> bool:
+        sent[request] = time_s
+        return choose(request, time_s).submit(request, time_s)
+
+    def send(request: int, time_s: float) -> None:
+        if not submitted(request, time_s):
+            answered(request, time_s)  # who is refused sends the next one at once
 
     def answered(_request: int, time_s: float) -> None:
         while left:
             request = left.popleft()
-            sent[request] = time_s
-            if replica.submit(request, time_s):
-                return  # who is refused sends the next one at once
+            if replicas > 1:  # others have not come to that time
+                agenda.enter(time_s, partial(send, request))
+                return
+            if submitted(request, time_s):
+                return
 
-    replica = LiveReplica({0: deployed}, requests, log, answered)
+    fleet = [LiveReplica({0: deployed}, requests, log, answered) for _ in range(replicas)]
+    choose = _router(router, fleet)
     first = range(min(clients, count))
     if staggered:
         requests.output_tokens[: len(first)] = [
             max(1, round(requests.output_tokens[each] * (each + 1) / len(first))) for each in first
         ]
     for request in first:
-        if not replica.submit(request, 0.0):
-            answered(request, 0.0)
-    replica.advance(math.inf)
-    return outcome_of([replica], requests, sent, log)
+        send(request, 0.0)
+    agenda.run(fleet)
+    return outcome_of(fleet, requests, sent, log)
 
 
 def outcome_of(fleet: Sequence[LiveReplica], requests: Requests, sent_s: Floats, log: Log) -> Replayed:

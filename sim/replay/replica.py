@@ -259,8 +259,13 @@ class LiveReplica:
         """How many of a request's first blocks are in the prefix cache of the rank that has most of them."""
         return max(rank.cached_blocks(request) for rank in self.ranks)
 
-    def advance(self, until_s: float) -> None:
-        """Runs all steps that begin before a time, which may be infinite."""
+    def advance(self, until_s: float, *, pause: bool = False) -> None:
+        """Runs all steps that begin before a time, which may be infinite.
+
+        Args:
+            until_s: The time.
+            pause: Whether it stops after a step that answers a request, upon which others may come.
+        """
         while True:
             if self._busy is None:
                 self._busy = [lane for lane in self._lanes if not lane.idle]
@@ -288,6 +293,8 @@ class LiveReplica:
                 self._free_s[0] = lane.now
             else:
                 self._step_of_spell(lane, spell)
+            if pause and self._busy is None:
+                return
 
     def _step(self, lane: _Lane) -> None:
         """One step of whatever is due."""

@@ -8,8 +8,6 @@ done.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from functools import partial
 import numpy as np
 
 from sim.pools.handover import Link, request_cache_bytes, sharers
+from sim.replay.agenda import Agenda
 from sim.replay.drive import Replayed, Watch, nobody, outcome_of
 from sim.replay.replica import Deployed, LiveReplica, Log
 from sim.replay.requests import Requests
@@ -94,7 +93,7 @@ def through_pools(
 
 
 class _Journey:
-    """Requests on their way; what is known to happen lies in a heap."""
+    """Requests on their way."""
 
     def __init__(self, pools: TwoPools, requests: Requests, clients: int | None) -> None:
         count = len(requests)
@@ -110,8 +109,7 @@ class _Journey:
         ]
         self._ports_s = [0.0] * pools.prefills, [0.0] * pools.decodes  # from when on they are free
         self._on_the_way = [0] * pools.decodes
-        self._order = itertools.count()
-        self._due: list[tuple[float, int, Callable[[float], None]]] = []
+        self._agenda = Agenda()
         self._sent = requests.arrival_s.copy() if clients is None else np.zeros(count)
         self._clients = count if clients is None else min(clients, count)
         self._left = deque(range(self._clients, count))
@@ -125,48 +123,33 @@ class _Journey:
             self._send(request, time_s)
         for replica in self._prefills:
             replica.advance(math.inf)
-        while self._due:
-            time_s, _, happen = heapq.heappop(self._due)
+        while self._agenda:
+            time_s, happening = self._agenda.pop()
             for replica in self._decodes:
                 replica.advance(time_s)
             watch(self._log, len(self._sent), time_s)
-            happen(time_s)
+            happening(time_s)
         for replica in self._decodes:
             replica.advance(math.inf)
         return self._outcome()
 
     def by_clients(self) -> Replayed:
-        """Whatever comes next of all replicas, none of which goes on beyond what others may do meanwhile."""
+        """All replicas together."""
         for request in range(self._clients):
             self._send(request, 0.0)
-        fleet = [*self._prefills, *self._decodes]
-        while True:
-            due_s = self._due[0][0] if self._due else math.inf
-            times_s = [replica.next_s for replica in fleet]
-            next_s = min(times_s)
-            if due_s == next_s == math.inf:
-                return self._outcome()
-            if due_s <= next_s:
-                time_s, _, happen = heapq.heappop(self._due)
-                happen(time_s)
-                continue
-            at = times_s.index(next_s)
-            times_s[at] = math.inf
-            fleet[at].advance(max(min(due_s, *times_s), math.nextafter(next_s, math.inf)))
+        self._agenda.run([*self._prefills, *self._decodes])
+        return self._outcome()
 
     def _outcome(self) -> Replayed:
         self._log.steps += self._prompts_log.steps
         return outcome_of([*self._prefills, *self._decodes], self._requests, self._sent, self._log)
-
-    def _later(self, time_s: float, happen: Callable[[float], None]) -> None:
-        heapq.heappush(self._due, (time_s, next(self._order), happen))
 
     def _send(self, request: int, time_s: float) -> None:
         if not min(self._prefills, key=lambda replica: replica.unfinished(time_s)).submit(request, time_s):
             self._answered(request, time_s)  # a client who is refused sends the next one
 
     def _computed(self, sender: int, request: int, time_s: float) -> None:
-        self._later(time_s, partial(self._hand_over, sender, request))
+        self._agenda.enter(time_s, partial(self._hand_over, sender, request))
 
     def _hand_over(self, sender: int, request: int, time_s: float) -> None:
         def load(at: int) -> int:
@@ -178,7 +161,7 @@ class _Journey:
         sends[sender] = begin_s + handover.sends_s(tokens)
         receives[receiver] = begin_s + handover.receives_s(tokens)
         self._on_the_way[receiver] += 1
-        self._later(begin_s + handover.waits_s(tokens), partial(self._arrive, receiver, request))
+        self._agenda.enter(begin_s + handover.waits_s(tokens), partial(self._arrive, receiver, request))
 
     def _arrive(self, receiver: int, request: int, time_s: float) -> None:
         self._on_the_way[receiver] -= 1
@@ -189,4 +172,4 @@ class _Journey:
         if self._left:
             request = self._left.popleft()
             self._sent[request] = time_s
-            self._later(time_s, partial(self._send, request))
+            self._agenda.enter(time_s, partial(self._send, request))

@@ -30,7 +30,7 @@ from raysearch.cli.commands.settings import settings_of
 from raysearch.runs.run import SearchRun
 from raysearch.studies.study_file import load_study, run_dir, write_study
 from sim.config.files import CatalogError
-from sim.config.question import Question, option_of
+from sim.config.question import QUESTION_FIELDS, Question, option_of
 from sim.simulate import evaluate
 from tests.conftest import CHECKOUT
 
@@ -307,6 +307,42 @@ def test_the_brackets_of_an_interval_are_no_markup(recommended: RecommendationRe
     text = str(recommended)
     assert "tokens/s/GPU [" in text
     assert "Recommendation and alternatives" in text
+
+
+BY_METHODS = {
+    "out": ("write", "write_certificate"),
+    "benchmark": ("measured_by",),
+    "compare_spaces": ("compare_spaces",),
+    "as_json": ("to_dict",),
+}
+"""Options that are methods of an answer."""
+STRATEGY = {"tp", "batch", "ep", "pp", "dims", "cp", "dp", "layout"}
+"""Options of `export` that in Python are those of the answer of `evaluate` that it is given."""
+
+
+@pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "question"])
+def test_a_command_s_options_and_the_arguments_in_python_are_the_same_with_the_same_defaults(function: str) -> None:
+    command: Any = get_command(app).commands[function]  # type: ignore[attr-defined]
+    signature = inspect.signature(getattr(rs, function))
+    defaults = {name: each.default for name, each in settings_of(command.callback).items()}
+    defaults |= {each.name: each.default for each in command.params}
+    asked = QUESTION_FIELDS if "question" in signature.parameters else {}
+    words = {name: default for name, default in defaults.items() if name not in asked}
+    beyond = words.keys() - signature.parameters - {"assignments"}
+    answer = str(signature.return_annotation)
+    (kind,) = [each for each in Result.__subclasses__() if each.__name__ == answer]
+    if "path" in words and "path" in beyond:
+        first = next(iter(signature.parameters.values()))
+        assert (first.name, first.default) in {(name, first.empty) for name in ("file", "fleet", "folder", "source")}
+        beyond.remove("path")
+    for name in beyond & BY_METHODS.keys():
+        assert any(hasattr(kind, method) for method in BY_METHODS[name]), name
+    assert beyond - BY_METHODS.keys() == (STRATEGY if function == "export" else set())
+    for name, parameter in signature.parameters.items():
+        if name in words:
+            assert parameter.default == words[name], name
+        else:  # the question's options, what progress a terminal is shown, and `--set` of a searcher's own settings
+            assert name in {"question", "progress", "file", "fleet", "folder", "source", "options"}, name
 
 
 @pytest.mark.parametrize("function", ["place", "replay", "recommend", "pools", "export", "search", "study", "optimum"])

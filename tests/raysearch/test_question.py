@@ -200,7 +200,7 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(as
         "complete": [*words, *degrees, "--dims", ",".join("?" * len(best.strategy.dims))],
         "recommend": [*words, "--set", "top=1"],
         "explain": [*words, *stated],
-        "replay": [*words, *degrees, "--requests-per-s", "1", "--set", "requests=20", "--set", "seeds=1"],
+        "replay": [*words, *stated, "--requests-per-s", "1", "--set", "requests=20", "--set", "seeds=1"],
         "pools": words,
         "search": [*words, "-s", "random", "-b", "3", "--out", str(tmp_path / "run")],
         "tune-live": [*words, *bench, "--out", str(tmp_path / "tuned")],
@@ -232,7 +232,7 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(as
         "evaluate": rs.evaluate(asked, **laid),
         "optimum": best,
         "recommend": rs.recommend(asked, top=1),
-        "replay": rs.replay(asked, **degrees_of(best.strategy), requests_per_s=1, requests=20, seeds=1),
+        "replay": rs.replay(asked, **laid, requests_per_s=1, requests=20, seeds=1),
         "pools": rs.pools(asked),
         "search": rs.search(asked, "random", budget=3, out=tmp_path / "again"),
     }

@@ -10,6 +10,7 @@ import typer
 from raysearch.answers.optimal import USUAL_REPLAYS, OptimumResult, SpacesResult
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import (
+    REPLAYS_HELP,
     JsonOption,
     at_home,
     exit_unless_feasible,
@@ -41,11 +42,12 @@ def show_optimum(
     replays: Annotated[
         int,
         Setting(
-            "Where requests come at random: how many strategies to replay at most, to prove that none does better.",
+            REPLAYS_HELP,
             least=1,
             most=1_000_000,
         ),
     ] = USUAL_REPLAYS,
+    fresh: Annotated[bool, Setting("Search again even if the optimum is in the cache on disk.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -85,10 +87,10 @@ def show_optimum(
         file_to_write(out)
         certified_space(workload)  # or it is refused before the search
     if compare_spaces:
-        show_result(SpacesResult.of(workload, bars=stepping), as_json=as_json)
+        show_result(SpacesResult.of(workload, fresh=fresh, bars=stepping), as_json=as_json)
     else:
         found = OptimumResult(
-            question, workload, landscape, uneven_stages=uneven_stages, replays=replays, bars=stepping
+            question, workload, landscape, fresh, stepping, uneven_stages=uneven_stages, replays=replays
         )
         if not as_json:
             show_result(found)

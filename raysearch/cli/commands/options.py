@@ -49,13 +49,17 @@ def file_to_write(out: Path | None, ending: str = ".json") -> Path:
     return out
 
 
+REPLAYS_HELP = (
+    "Where requests come at random: how many strategies to replay at most, to prove that none does better; fewer in "
+    "`recommend`, which is to answer in seconds, than in `optimum`."
+)
 RequestsPerSOption = Annotated[
     float | None, typer.Option(help="Load: requests per second, over all replicas.", show_default="none")
 ]
 ConcurrencyOption = Annotated[
     int | None,
     typer.Option(
-        help="Load: concurrent requests; of `replay`, clients per replica that send again once they are answered.",
+        help="Load: concurrent requests, over all replicas; each is followed by the next once it is answered.",
         min=1,
         show_default="none",
     ),

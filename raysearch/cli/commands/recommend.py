@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from raysearch.base.errors import NOTHING_FEASIBLE
-from raysearch.base.file_io import as_strategy, degrees_text, strategy_dict
 from raysearch.cli.commands.options import (
+    REPLAYS_HELP,
     AnswerOutOption,
     ConcurrencyOption,
     JsonOption,
     RequestsPerSOption,
+    exit_unless_feasible,
     print_json,
 )
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
-from raysearch.deploy.recommend.demand import Demand, FormName, Without
-from raysearch.deploy.recommend.formats_compared import formats_table
-from raysearch.deploy.recommend.forms_compared import FormsCompared, forms_table, untried
-from raysearch.deploy.recommend.recommendation_files import option_figures
+from raysearch.deploy.recommend.demand import FormName, Without
+from raysearch.deploy.recommend.forms_compared import FormsCompared
 from raysearch.deploy.replay.trace_files import trace_file
 from raysearch.processes.claim import check_folder
 from sim.config.question import ANY_FORMAT, Question
-from sim.json_object import JsonObject
-from sim.simulate import evaluate
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -78,7 +71,7 @@ def recommend(
     replays: Annotated[
         int,
         Setting(
-            "Where requests come at random: how many strategies to replay at most, to prove that none does better.",
+            REPLAYS_HELP,
             least=0,
             most=10_000,
         ),
@@ -102,17 +95,13 @@ def recommend(
       raysearch recommend --model qwen3_32b --gpus 16 --tpot-ms 30 --ttft-ms 2000 --set trace=conversation_trace.jsonl
     """
     check_folder(out)
-    if compare_with:
-        from raysearch.simulators.aisimulate import check_here
-
-        check_here()
     path = trace_file(trace)
     if question.weights != ANY_FORMAT and path is None:
         loaded(question)
     from raysearch.answers.recommended import RecommendationResult
     from raysearch.base.rich_tables import print_blocks
     from raysearch.deploy.recommend.recommendation_files import write_recommendation
-    from raysearch.deploy.recommend.recommendation_text import begun_lines, best_blocks, rest_blocks
+    from raysearch.deploy.recommend.recommendation_text import begun_lines, best_blocks
 
     def shown(blocks: Iterable[RenderableType]) -> None:
         try:
@@ -135,6 +124,7 @@ def recommend(
         trace=path,
         forms=forms,
         without=without,
+        compare_with=compare_with,
         progress=_note if sys.stderr.isatty() else lambda _: None,
         found=lambda so_far: None if as_json else shown(best_blocks(so_far)),
         early=None if as_json else lambda so_far: shown(begun_lines(so_far)),
@@ -142,52 +132,13 @@ def recommend(
     )
     if out is not None:
         write_recommendation(found.answer, out)
-    content = found.to_dict()
-    other = _recommended_by_aisimulate(found.answer.demand) if compare_with else None
     if as_json:
-        print_json({**content, "compare_with": other} if compare_with else content)
+        print_json(found.to_dict())
     else:
-        print_blocks(rest_blocks(found.answer))
-        if found.forms:
-            print_blocks([forms_table(found.forms, found.answer.demand.gpus)])
-        elif more := untried(found.answer.demand):
-            print_blocks([more])
-        if found.formats:
-            print_blocks([formats_table(found.formats)])
+        print_blocks(found.rest())
         if out is not None:
             print(f"Written: {out}")
-        if compare_with:
-            print(_comparison_text(other))
-    if not found.feasible:
-        raise typer.Exit(NOTHING_FEASIBLE)
-
-
-def _recommended_by_aisimulate(demand: Demand) -> JsonObject | None:
-    """What AISimulate recommends, by its figures and by ours."""
-    from raysearch.simulators.aisimulate import recommendation
-
-    theirs = recommendation(demand.workload, demand.gpus)
-    if theirs is None:
-        return None
-    ours = evaluate(demand.workload, theirs.strategy)
-    return {
-        **asdict(theirs),
-        "strategy": strategy_dict(theirs.strategy),
-        "by_ours": option_figures(demand.workload, ours),
-        "violations_by_ours": [violation.message for violation in ours.violations],
-    }
-
-
-def _comparison_text(other: JsonObject | None) -> str:
-    if other is None:
-        return "AISimulate finds nothing on one pool that meets the limits."
-    ours, degrees = other["by_ours"], degrees_text(as_strategy(other["strategy"]))
-    broken = "".join(f"; by ours it breaks a limit: {text}" for text in other["violations_by_ours"])
-    return (
-        f"AISimulate ({other['version']}): {degrees}; {other['tokens_per_s_per_gpu']:,.1f} tokens/s/GPU and "
-        f"{other['tpot_s'] * 1e3:.1f} ms per token by its figures, {ours['tokens_per_s_per_gpu']:,.1f} and "
-        f"{ours['tpot_s'] * 1e3:.1f} by ours{broken}"
-    )
+    exit_unless_feasible(found)
 
 
 def _note(what: str) -> None:

@@ -23,6 +23,8 @@ from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
 from raysearch.cli.commands.strategy_options import (
     BatchOption,
+    CpOption,
+    DimsOption,
     DpOption,
     EpOption,
     LayoutOption,
@@ -46,6 +48,8 @@ def replay_traffic(
     batch: BatchOption = None,
     ep: EpOption = None,
     pp: PpOption = 1,
+    dims: DimsOption = "megatron",
+    cp: CpOption = 1,
     dp: DpOption = None,
     layout: LayoutOption = None,
     alternative: AlternativeOption = 0,
@@ -93,7 +97,7 @@ def replay_traffic(
         raise InputError("expected a folder or file to replay, or a workload with --tp or --layout")
     else:
         workload = loaded(question)
-        strategy = strategy_of(workload, tp, ep, pp, batch, "megatron", 1, dp, layout)
+        strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout)
         deployed = deployed_strategy(workload, strategy)
     from raysearch.base.progress import telling
 

@@ -58,13 +58,13 @@ def search_workload(
     retries: RetriesSetting = Patience.retries,
     cpus_per_worker: CpusPerWorkerSetting = Patience.cpus_per_worker,
     gpus_per_worker: GpusPerWorkerSetting = Patience.gpus_per_worker,
-    on_failure: OnFailureSetting = None,
+    on_failure: OnFailureSetting = "stop",
     out: OutOption = None,
     resume: ResumeOption = False,
     replay: ReplaySetting = None,
     start: StartSetting = None,
     trust_code: TrustCodeSetting = False,
-    searcher_options: SearcherSettings = None,
+    options: SearcherSettings = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run one searcher on one workload, scored against the exact optimum.
@@ -94,7 +94,7 @@ def search_workload(
         can_go_on_with([*sys.argv[1:], *lacking])
 
     loaded(question)
-    _check_names(searcher, searcher_options or {})
+    _check_names(searcher, options or {})
     found = SearchResult.of(
         question,
         searcher,
@@ -103,12 +103,12 @@ def search_workload(
         simulator=simulator,
         workers=workers,
         patience=Patience(timeout_s, retries, cpus_per_worker, gpus_per_worker),
-        on_failure=on_failure or "stop",
+        on_failure=on_failure,
         out=out,
         resume=resume,
         replay=replay,
         start=start,
-        options=searcher_options or {},
+        options=options or {},
         trust_code=trust_code,
         begun=begun,
         bars=stepping,

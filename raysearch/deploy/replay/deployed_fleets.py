@@ -94,9 +94,9 @@ class AggregatedFleet:
         return replace(self, deployed=_slower(self.deployed, self.evaluation, probability))
 
     def replayed(self, requests: Requests, clients: int | None, watch: Watch = nobody) -> Replayed:
-        """What becomes of requests, at their times or by so many clients of a replica."""
+        """What becomes of requests, at their times or by so many clients of the whole."""
         if clients is not None:
-            return by_clients(self.deployed, requests, clients)
+            return by_clients(self.deployed, requests, clients, self.replicas, self.router)
         return as_they_come(self.deployed, requests, self.replicas, self.router, watch)
 
 

@@ -19,7 +19,7 @@ class SentTraffic:
         count: Requests of a run, on average.
         requests_per_s: Mean rate of all replicas; of a trace, to which its times are stretched.
         cv: Coefficient of variation of the times between requests: 1 is a Poisson process, more comes in bursts.
-        clients: Of each replica, who send when they are answered, all from the start.
+        clients: Of all replicas, who send when they are answered, all from the start.
         cached_share: Share of each prompt that is cached already; of a trace its blocks decide.
         trace: Recorded requests.
     """

@@ -9,7 +9,7 @@ import raysearch as rs
 from sim.prices.engine import SchedulerPolicy
 from sim.replay import replica as replica_module
 from sim.replay.arrivals import Stream, draw_arrivals
-from sim.replay.drive import Replayed, as_they_come, by_clients
+from sim.replay.drive import ROUTERS, Replayed, RouterName, as_they_come, by_clients
 from sim.replay.replica import Deployed
 from sim.replay.requests import Lengths, Requests
 from sim.replay.scheduler import Scheduler
@@ -65,6 +65,26 @@ def test_a_client_whose_request_never_fits_sends_its_next_one_at_once(deployed: 
     assert np.isnan(done.done_s).tolist() == [True, False, True, True, False]
     assert done.sent_s[1] == 0.0
     assert done.sent_s[2:].tolist() == [done.done_s[1]] * 3
+    many = _sent([0.0] * 3000, [5000] * 3000, [4] * 3000)
+    assert all(np.isnan(by_clients(_with(deployed, room=1000.0), many, 2, count).done_s).all() for count in (1, 2))
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_clients_of_several_replicas_have_one_request_open_each(deployed: Deployed, router: RouterName) -> None:
+    sent = Requests.drawn(np.zeros(200), Lengths(500, 0.5), Lengths(40, 0.5), 0)
+    done = by_clients(_with(deployed), sent, 12, 3, router)
+    opened, closed = done.sent_s[12:], np.sort(done.done_s)
+    assert (done.sent_s[:12] == 0).all()
+    assert np.isin(opened, closed).all()
+    assert max((done.sent_s <= at).sum() - (closed <= at).sum() for at in opened) == 12
+    assert done.replicas == 3
+
+
+def test_clients_shared_out_over_replicas_are_served_as_those_of_one(deployed: Deployed) -> None:
+    sent = Requests.drawn(np.zeros(400), Lengths(500), Lengths(40), 0)
+    one, two = by_clients(_with(deployed), sent, 8), by_clients(_with(deployed), sent, 16, 2)
+    assert two.end_s == pytest.approx(one.end_s / 2, rel=0.05)
+    assert two.latency_s.mean() == pytest.approx(one.latency_s.mean(), rel=0.05)
 
 
 def test_a_lone_request_takes_its_prompt_and_one_step_a_token(deployed: Deployed) -> None:

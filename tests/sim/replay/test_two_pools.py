@@ -102,6 +102,13 @@ def test_clients_go_at_the_rate_of_the_slower_pool(pools: TwoPools) -> None:
     assert (many.ttft_s.mean(), done.tpot_s.mean()) < (done.ttft_s.mean(), many.tpot_s.mean())
 
 
+def test_a_client_s_next_request_is_decoded_beside_those_of_others(pools: TwoPools) -> None:
+    requests = Requests(np.zeros(5), np.full(5, 1000), np.array([1000, 4, 4, 4, 4]))
+    done = through_pools(replace(pools, prefills=2), requests, clients=2)
+    assert (done.done_s[1:] < done.done_s[0]).all()
+    assert done.ttft_s[2:] == pytest.approx(done.ttft_s[1], rel=0.2)  # whose prompt came with another
+
+
 def test_who_lacks_room_in_the_decode_pool_is_computed_anew_there(pools: TwoPools) -> None:
     scheduler = Scheduler(SchedulerPolicy(block_tokens=1), 64, False)
     small = replace(pools, decode=replace(pools.decode, scheduler=scheduler, room_tokens=2250.0))
