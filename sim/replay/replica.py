@@ -266,6 +266,7 @@ class LiveReplica:
             until_s: The time.
             pause: Whether it stops after a step that answers a request, upon which others may come.
         """
+        ended = len(self._ends_s)
         while True:
             if self._busy is None:
                 self._busy = [lane for lane in self._lanes if not lane.idle]
@@ -293,7 +294,7 @@ class LiveReplica:
                 self._free_s[0] = lane.now
             else:
                 self._step_of_spell(lane, spell)
-            if pause and self._busy is None:
+            if pause and len(self._ends_s) > ended:
                 return
 
     def _step(self, lane: _Lane) -> None:

@@ -103,7 +103,7 @@ def search_workload(
         simulator=simulator,
         workers=workers,
         patience=Patience(timeout_s, retries, cpus_per_worker, gpus_per_worker),
-        on_failure=on_failure,
+        on_failure=on_failure or "stop",
         out=out,
         resume=resume,
         replay=replay,
