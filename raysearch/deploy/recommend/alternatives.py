@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.fleet import best_first, fleet_worth, gain, largest_batch, needed_gpus
+from raysearch.deploy.recommend.fleet import best_first, gain, largest_batch, needed_gpus, worth_asked
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import Known
 from sim.serving.confidence import ROUNDING
@@ -23,35 +23,29 @@ _NOTABLE = 0.97
 """Share of another's time below which a strategy's counts as sooner."""
 
 
-def alternatives(
-    demand: Demand, bests: Sequence[Evaluation], known: Known, *, few_batches: bool = False
-) -> list[Evaluation]:
+def alternatives(demand: Demand, best: Evaluation, known: Known, *, few_batches: bool = False) -> list[Evaluation]:
     """Strategies beside the best, the most worth first, each of which has something that all before it lack.
 
     Each is the exact best that has it: smaller replicas, no pipeline, no expert parallelism, sooner tokens, a sooner
-    first token, more memory free. For requests at once they are chosen among the best of each degrees.
+    first token, more memory free.
 
     Args:
         demand: What was asked.
-        bests: The best; for requests at once all of different degrees, the best first.
+        best: The best.
         known: Of the search that found it.
         few_batches: Whether they are looked for over few batches, and then given their largest within the limits.
     """
-    best = bests[0]
-    if demand.concurrency is not None:
-        others = list(bests[1:])
-    else:
-        least = _LEAST * (1 - ROUNDING) * fleet_worth(demand, best.tokens_per_s_per_gpu, best.gpus)
-        found = [
-            other
-            for wish in _wishes(demand, best)
-            for near in [largest_batch(wish, evaluate(wish.workload, best.strategy))]
-            for asked in [wish.over_few_batches if few_batches else wish]
-            for each in best_first(asked, 1, known, [near] if near else [], least)
-            for other in [max(each, _fuller(wish, each, few_batches), key=lambda one: one.tokens_per_s_per_gpu)]
-        ]
-        others = [evaluate(demand.workload, other.strategy) for other in found]
-        others.sort(key=lambda other: -gain(demand, other, best))
+    least = _LEAST * (1 - ROUNDING) * worth_asked(demand, best)
+    found = [
+        other
+        for wish in _wishes(demand, best)
+        for near in [largest_batch(wish, evaluate(wish.workload, best.strategy))]
+        for asked in [wish.over_few_batches if few_batches else wish]
+        for each in best_first(asked, 1, known, [near] if near else [], least)
+        for other in [max(each, _fuller(wish, each, few_batches), key=lambda one: one.tokens_per_s_per_gpu)]
+    ]
+    others = [evaluate(demand.workload, other.strategy) for other in found]
+    others.sort(key=lambda other: (-gain(demand, other, best), -other.tokens_per_s_per_gpu))
     listed = [best]
     for other in others:
         if 1 + gain(demand, other, best) < _LEAST or len(listed) == demand.top:

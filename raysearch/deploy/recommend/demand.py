@@ -157,7 +157,7 @@ class Demand:
     @property
     def in_chunks(self) -> list[Demand]:
         """The same demand with prompts whole, and in the chunks that may be chosen; alone where they may not be."""
-        if not engine_rules_of(self.workload) or not phase_of(self.workload).mixes or self.concurrency:
+        if not engine_rules_of(self.workload) or not phase_of(self.workload).mixes:
             return [self]
         return [replace(self, workload=each) for each in chunked(self.workload)]
 
@@ -168,7 +168,9 @@ class Demand:
 
     @property
     def over_few_batches(self) -> Demand:
-        """The same over batches that are powers of two and half way between them."""
+        """The same over batches that are powers of two and half way between them; requests at once have theirs."""
+        if self.concurrency is not None:
+            return self
         degrees = self.workload.degrees
         few = tuple(batch for batch in coarse_steps(4096) if batch in degrees.batch)
         return self.under(degrees=replace(degrees, batch=few)) if few else self

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 
 from raysearch.deploy.recommend.demand import Demand
+from raysearch.deploy.recommend.requests_at_once import fewest_gpus
 from sim.evaluation import Evaluation
 from sim.optimum.exact_search import Known, find_bests
 from sim.optimum.spaces import space_of
 from sim.pools.best_pair import PairKnown
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate
-from sim.strategy import Strategy
 from sim.workload import Workload
 
 
@@ -119,6 +118,12 @@ def gain(demand: Demand, evaluation: Evaluation, over: Evaluation) -> float:
     return evaluation.tokens_per_s_per_gpu * own / (over.tokens_per_s_per_gpu * other) - 1
 
 
+def better(demand: Demand, evaluation: Evaluation, over: Evaluation) -> bool:
+    """Whether a strategy is to be preferred to another: of those that take as many GPUs for a load the faster one."""
+    more = gain(demand, evaluation, over)
+    return more > 0 or (more == 0 and evaluation.tokens_per_s_per_gpu > over.tokens_per_s_per_gpu)
+
+
 @dataclass(frozen=True)
 class Stay:
     """How long a request is there, and where that time shows.
@@ -160,6 +165,13 @@ _TIE = 1e-6
 """Share by which throughput beyond the load's decides between strategies that take as many GPUs."""
 
 
+def worth_asked(demand: Demand, evaluation: Evaluation) -> float:
+    """What a strategy is worth: see `fleet_worth`; for requests at once the less the more GPUs it takes."""
+    if demand.concurrency is not None:
+        return 1 / needed_gpus(demand, evaluation)
+    return fleet_worth(demand, evaluation.tokens_per_s_per_gpu, evaluation.gpus)
+
+
 def fleet_worth(demand: Demand, tokens_per_s_per_gpu: float, gpus: int) -> float:
     """What a strategy is worth: tokens/s of the GPUs at hand, or of the GPUs that the load takes, per GPU.
 
@@ -181,8 +193,6 @@ def gpus_worth(demand: Demand, gpus: int) -> float:
     return (_load_tokens_per_s(demand) or 0.0) / gpus * (1 - _TIE) if gpus > 0 else math.inf
 
 
-_NEARBY = 1.5
-"""Times the fewest GPUs of replicas within a node up to which others are looked at for requests at once. [assumed]"""
 EVERY = 10**6
 """More than there are degrees."""
 
@@ -192,8 +202,7 @@ def best_first(
 ) -> tuple[Evaluation, ...]:
     """The best strategies of different degrees, the best first; those that cannot carry the load are left out.
 
-    The fewest GPUs for requests at once follow from the batch, not from throughput: all degrees are asked for the
-    fastest batch that so many make, or a larger one that takes fewer replicas.
+    For requests at once the best alone: see `raysearch.deploy.recommend.requests_at_once.fewest_gpus`.
 
     Args:
         demand: What was asked.
@@ -205,54 +214,8 @@ def best_first(
     """
     if demand.concurrency is None:
         return _by_worth(demand, count, known, among if count == 1 else (), least)
-    near = min(nearby_gpus(demand), demand.workload.max_gpus)
-    if near < demand.workload.max_gpus:
-        known = {}  # pipelines that are allowed depend on it
-    asked = demand.over_batches_at_once.under(max_gpus=near)
-    return _fewest_gpus(demand, _by_worth(asked, EVERY, known))[:count]
-
-
-def nearby_gpus(demand: Demand) -> int:
-    """`_NEARBY` times the GPUs that replicas within a node take for requests at once, over few batches.
-
-    All GPUs at hand, where no such replicas have room for them.
-    """
-    node = min(demand.workload.hardware.node_gpus, demand.gpus)
-    few = demand.over_few_batches.over_batches_at_once.under(max_gpus=node)
-    found = _fewest_gpus(demand, _by_worth(few, EVERY, {}))
-    return min(demand.gpus, math.ceil(_NEARBY * needed_gpus(demand, found[0]))) if found else demand.gpus
-
-
-def fewest_among(demand: Demand, strategies: Iterable[Strategy]) -> tuple[Evaluation, ...]:
-    """Of some strategies' degrees and choices those with which enough requests are at once, the best first."""
-    roomy = (largest_batch(demand, evaluate(demand.workload, each)) for each in strategies)
-    return _fewest_gpus(demand, [each for each in roomy if each])
-
-
-def _fewest_gpus(demand: Demand, fastest: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
-    fewest = [_of_fewest_replicas(demand, each) for each in fastest]
-    enough = [each for each in fewest if needed_gpus(demand, each) <= demand.gpus]
-    return tuple(sorted(enough, key=lambda each: (needed_gpus(demand, each), -each.tokens_per_s_per_gpu)))
-
-
-def _of_fewest_replicas(demand: Demand, fastest: Evaluation) -> Evaluation:
-    """The same degrees and choices with the smallest batch that has the requests at once on fewer replicas, if any has.
-
-    Limits that a batch breaks, larger ones break too.
-    """
-    batches, strategy = space_of(demand.workload).batch, fastest.strategy
-
-    @cache
-    def of(replicas: int) -> Evaluation | None:
-        each = math.ceil((demand.concurrency or 0) / (replicas * strategy.pp))
-        if each > batches[-1]:
-            return None
-        found = evaluate(demand.workload, replace(strategy, batch=batches[bisect_left(batches, each)]))
-        return found if found.feasible and needed_replicas(demand, found) <= replicas else None
-
-    fewer = range(1, needed_replicas(demand, fastest))
-    at = bisect_left(fewer, True, key=lambda replicas: of(replicas) is not None)
-    return (of(fewer[at]) if at < len(fewer) else None) or fastest
+    found = fewest_gpus(demand, {} if known is None else known, 1 / least if least else math.inf)
+    return (found,) if found else ()
 
 
 def _by_worth(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 from rich.table import Table
 
 from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.fleet import Searched, best_first, fewest_among, fleet_of
+from raysearch.deploy.recommend.fleet import Searched, best_first, fleet_of
 from raysearch.deploy.recommend.pool_pairs import FAR, ahead_by, best_disaggregated, paired
 from raysearch.deploy.recommend.recommendation import Option, Recommendation, best_alone
 from raysearch.processes.second_process import begun_beside
@@ -34,9 +33,8 @@ _SPARE_SHARE = 8
 """One spare copy for so many experts. [published] 32 beside 256: DeepSeek-V3's report (arXiv 2412.19437), 3.4.1."""
 _NOTABLE = 1.01
 """What a form must gain to be worth its options. [assumed]"""
+_USUAL = "as engines start"
 _DEEPEP = "DeepEP"
-_NEAR = 16
-"""Degrees that other forms are asked of for requests at once. [assumed]"""
 _OF_EXPERTS = {"redundant_experts", "expert_exchange", "two_batch_overlap"}
 """What means nothing where each GPU has a part of every expert."""
 _MOST_DRAFTS = 3
@@ -135,7 +133,7 @@ def compared_forms(
     """Every form that the question leaves open: those of experts, then drafts with the best of them.
 
     A load is carried by the fewest GPUs in the form in which each serves most. For requests at once each form is asked
-    for its fewest GPUs: replicas among the best degrees as engines start, pools if they take no more than those then.
+    for its fewest GPUs.
 
     The first is what to run: the one that serves most, or as the engine starts where that is 1 % at most. Forms of
     experts whose best strategy is without expert parallelism are left out.
@@ -150,66 +148,68 @@ def compared_forms(
 
     def demanded(changes: Changes) -> Demand:
         demand = asked(replace(question, **changes))
-        return demand if demand.concurrency is not None else demand.unloaded
+        return (demand if demand.concurrency is not None else demand.unloaded).over_few_batches
 
-    usual = demanded({})
-    progress("forms: as engines start")
-    coarse = best_alone(usual.over_few_batches, searched)
-    found = [_form("as engines start", {}, coarse)]
-    lead = _lead_of_pools(coarse)
-    begin = coarse.pair.strategies if coarse.pair else ()
-    known = searched.of(coarse.demand.workload)
-    near = best_first(coarse.demand, _NEAR, known) if usual.concurrency is not None and coarse.options else ()
+    progress(f"forms: {_USUAL}")
+    usual = best_alone(demanded({}), searched)
+    found, workload = [_form(_USUAL, {}, usual)], usual.demand.workload
 
-    def few(changes: Changes) -> Demand:
-        return demanded(changes).over_few_batches.under(chunk_tokens=coarse.demand.workload.chunk_tokens)
+    def begin(changes: Changes, *, beside: bool = False) -> Callable[[], Recommendation]:
+        demand = demanded(changes).under(chunk_tokens=workload.chunk_tokens)
+        return _begun_form(demand, usual, parallel=parallel and beside)
 
-    def bests(changes: Changes, own: Searched) -> tuple[Matched | None, tuple[Evaluation, ...]]:
-        demand = few(changes)
-        behind = 1 if demand.concurrency is not None else FAR
-        pair = best_disaggregated(demand, begin, own.pools) if demand.chooses_form and lead * behind >= 1 else None
-        if demand.concurrency is not None:
-            return pair and pair.matched, fewest_among(demand, [each.strategy for each in near])[:1]
-        alike = [evaluate(demand.workload, each.evaluation.strategy) for each in coarse.options]
-        if lead > FAR or demand.only == "disaggregated":
-            return pair and pair.matched, tuple(each for each in alike if each.feasible)
-        return pair and pair.matched, best_first(demand, 1, own.of(demand.workload), alike)
+    drafts, exchanges = _drafts(question, workload), _exchanges(question, workload)
+    begun = {name: begin(changes, beside=True) for name, changes in (*exchanges, *drafts[:1])}
 
     def tried(name: str, changes: Changes) -> ServingForm:
         progress(f"forms: {name}")
-        demand = few(changes)
-        own, found_of = begun.get(name) or (new := Searched(), partial(bests, changes, new))
-        matched, best = found_of()
-        pair = matched and paired(demand, matched)
-        options = [Option(each, fleet_of(demand, each), "", "") for each in best]
-        return _form(name, changes, Recommendation(demand, tuple(options), None, {}, (), (), None, pair, searched=own))
+        found.append(_form(name, changes, (begun.get(name) or begin(changes))()))
+        return found[-1]
 
-    by = "EAGLE-3" if has_head(usual.workload) else "multi-token prediction"
-    drafts = [(f"{n} draft{'s' if n > 1 else ''} of {by}", {"draft_tokens": n}) for n in range(1, _MOST_DRAFTS + 1)]
-    drafts = drafts if question.draft_tokens is None else []
-    exchanges = _exchanges(question, usual.workload)
-    begun = {
-        name: (own, begun_beside(partial(bests, changes, own), parallel=parallel))
-        for name, changes in (*exchanges, *drafts[:1])
-        for own in [Searched()]
-    }
-    for name, changes in _spare_copies(question, usual.workload, found):
-        found.append(tried(name, changes))
-    spare = max(found[1:], key=lambda each: each.rank, default=None)
+    for spare in _spare_copies(question, workload, found):
+        tried(*spare)
+    best_spare = max(found[1:], key=lambda each: each.rank, default=None)
     for name, changes in exchanges:
-        found.append(tried(name, changes))
-        if spare and name == _DEEPEP:
-            found.append(tried(f"{name}, {spare.name}", {**changes, **spare.changes}))
+        tried(name, changes)
+        if best_spare and name == _DEEPEP:
+            tried(f"{name}, {best_spare.name}", {**changes, **best_spare.changes})
     before = ahead = _worth_its_options([each for each in found if each.in_use])
-    for own, changes in drafts:
-        name = own if not before.changes else f"{before.name}, {own}"
-        found.append(tried(name, {**before.changes, **changes}))
-        if found[-1].rank <= ahead.rank:
+    for name, changes in drafts:
+        drafted = tried(f"{before.name}, {name}" if before.changes else name, {**before.changes, **changes})
+        if drafted.rank <= ahead.rank:
             break  # those that follow hold less often
-        ahead = found[-1]
+        ahead = drafted
     found = [each for each in found if each.in_use]
     first = _worth_its_options(found)
     return [first, *sorted((each for each in found if each is not first), key=lambda each: each.rank, reverse=True)]
+
+
+def _begun_form(demand: Demand, usual: Recommendation, *, parallel: bool) -> Callable[[], Recommendation]:
+    """Begins to answer a demand of another form than the engine starts in, and returns what waits for the answer.
+
+    Where one of pools and replicas is far ahead in the usual form, the other is not looked for; replicas that are
+    behind are those of the usual form.
+    """
+    searched = Searched()
+
+    def bests() -> tuple[Matched | None, tuple[Evaluation, ...]]:
+        lead, begin = _lead_of_pools(usual), usual.pair.strategies if usual.pair else ()
+        behind = 1 if demand.concurrency is not None else FAR
+        pair = best_disaggregated(demand, begin, searched) if demand.chooses_form and lead * behind >= 1 else None
+        alike = tuple(evaluate(demand.workload, each.evaluation.strategy) for each in usual.options)
+        if demand.only == "disaggregated" or (lead > FAR and demand.concurrency is None):
+            return pair and pair.matched, tuple(each for each in alike if each.feasible)
+        return pair and pair.matched, best_first(demand, 1, searched.of(demand.workload), alike)
+
+    found = begun_beside(bests, parallel=parallel)
+
+    def answer() -> Recommendation:
+        matched, best = found()
+        options = tuple(Option(each, fleet_of(demand, each), "", "") for each in best)
+        pair = matched and paired(demand, matched)
+        return Recommendation(demand, options, None, {}, (), (), None, pair, searched=searched)
+
+    return answer
 
 
 def _lead_of_pools(answer: Recommendation) -> float:
@@ -251,6 +251,14 @@ def _exchanges(question: Question, workload: Workload) -> list[tuple[str, Change
     return both if question.two_batch_overlap is None else both[:1]
 
 
+def _drafts(question: Question, workload: Workload) -> list[tuple[str, Changes]]:
+    """Numbers of drafts, the fewest first, where the question leaves that open."""
+    if question.draft_tokens is not None:
+        return []
+    by = "EAGLE-3" if has_head(workload) else "multi-token prediction"
+    return [(f"{n} draft{'s' if n > 1 else ''} of {by}", {"draft_tokens": n}) for n in range(1, _MOST_DRAFTS + 1)]
+
+
 def _eplb(copies: int) -> str:
     return f"EPLB with {copies} copies"
 
@@ -271,7 +279,7 @@ def forms_table(forms: Sequence[ServingForm], gpus: int) -> Table:
         gain = f"{each.tokens_per_s / first.tokens_per_s - 1:+.1%}" if first.tokens_per_s else "-"
         rows.append((each.name, *([str(taken)] if at_once else []), per_gpu, gain, each.answer.strategy_text))
     columns = ("GPUs", "tok/s/GPU") if at_once else ("tok/s/GPU at hand",)
-    title = "Forms, over few batches (± for what drafts hold)"
+    title = f"Forms{'' if at_once else ', over few batches'} (± for what drafts hold)"
     gained = "tokens/s" if at_once else "gain"
     table = plain_table(
         title, ("form", *columns, gained, "strategy"), rows, left=5 if at_once else 4, wrap=("form", "strategy")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from raysearch.base.file_io import degrees_text
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.fleet import Replicas, nearby_gpus
+from raysearch.deploy.recommend.fleet import Replicas, Searched, best_first, needed_gpus
 from raysearch.deploy.recommend.pair_load import PairLoad, pair_load
-from sim.pools.best_pair import PHASES, PairKnown, best_pair, pair_at_once
+from sim.pools.best_pair import PHASES, best_pair, pair_at_once
 from sim.pools.candidates import Replica
 from sim.pools.matching import Limits, Matched
 from sim.pools.traffic import Traffic, TrafficKind, workload_of
@@ -18,6 +19,8 @@ from sim.workload import Workload
 
 FAR = 1.5
 """Times what replicas serve, or the other way round, that no form makes up for. [assumed]"""
+_NEARBY = 1.5
+"""Times the fewest GPUs of replicas up to which pools are looked at for requests at once. [assumed]"""
 
 
 @dataclass(frozen=True)
@@ -75,26 +78,28 @@ def _rates_per_s(replica: Replica, count: int) -> tuple[float, float]:
 
 
 def best_disaggregated(
-    demand: Demand, begin: Sequence[Strategy] = (), known: PairKnown | None = None
+    demand: Demand, begin: Sequence[Strategy] = (), searched: Searched | None = None
 ) -> Disaggregated | None:
     """The exact best pair of pools, or the fewest GPUs found for a load; None where none keeps the limits.
 
     Args:
         demand: What is asked.
         begin: As of `sim.pools.best_pair.best_pair`, which no load takes.
-        known: As there.
+        searched: Of the same demand with other limits or batches; what is worked out is added.
     """
-    workload = demand.workload
+    workload, searched = demand.workload, searched or Searched()
     traffic = traffic_of(workload)
     if demand.under_traffic:
         load = pair_load(demand, traffic)
         return load and replace(paired(demand, load.matched), load=load)
     limits = Limits(demand.gpus, workload.tpot_limit_s, workload.ttft_limit_s)
     if demand.concurrency is not None:
-        near = replace(limits, gpus=nearby_gpus(demand))
-        found = pair_at_once(demand.over_batches_at_once.workload, traffic, near, demand.concurrency, known)
+        replicas = best_first(demand, 1, searched.of(workload))
+        gpus = min(demand.gpus, math.ceil(_NEARBY * needed_gpus(demand, replicas[0]))) if replicas else demand.gpus
+        few, near = demand.over_batches_at_once.workload, replace(limits, gpus=gpus)
+        found = pair_at_once(few, traffic, near, demand.concurrency, searched.pools)
     else:
-        found = best_pair(workload, traffic, limits, begin=begin, known=known)
+        found = best_pair(workload, traffic, limits, begin=begin, known=searched.pools)
     return found and paired(demand, found)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from raysearch.base.file_io import degrees_text
 from raysearch.deploy.recommend.alternatives import alternatives, reason
 from raysearch.deploy.recommend.demand import Demand, FormName
-from raysearch.deploy.recommend.fleet import EVERY, Replicas, Searched, best_first, fleet_of, gain, largest_batch
+from raysearch.deploy.recommend.fleet import Replicas, Searched, best_first, better, fleet_of, gain, largest_batch
 from raysearch.deploy.recommend.limiting_factor import NearestMiss, binding_limit, nearest_miss
 from raysearch.deploy.recommend.load_replay import LoadReplay, with_report
 from raysearch.deploy.recommend.load_search import LoadProof, carrying
@@ -153,7 +153,7 @@ def recommended(
     searched, begin = near.searched if near else Searched(), near.pair.strategies if near and near.pair else ()
 
     def pools(asked: Demand) -> Disaggregated | None:
-        return best_disaggregated(asked, begin, searched.pools) if asked.chooses_form else None
+        return best_disaggregated(asked, begin, searched) if asked.chooses_form else None
 
     chunks = demand.in_chunks
     if begin and not (demand.only or demand.under_traffic):
@@ -168,7 +168,7 @@ def recommended(
             return alone
         demand, known = _with_best_chunk(demand, searched, near, pair)
     even = next(iter(best_first(demand.at_even_odds, 1, known)), None) if demand.guarded else None
-    bests = best_first(demand.ranked, 1 if demand.concurrency is None else EVERY, known)
+    bests = best_first(demand.ranked, 1, known)
     if not bests or demand.only == "disaggregated":
         if not pair:
             progress("the nearest miss")
@@ -183,18 +183,17 @@ def recommended(
     if not demand.under_traffic:
         found(Recommendation(demand, tuple(options), even, {}, (), (), None, pair))
     progress("what else to run")
-    filled = demand if demand.concurrency is None else demand.unloaded
-    own = best if demand.concurrency is None else best_first(filled, 1, known)[0]
-    varied = begun_beside(lambda: tuple(variations(filled, own, known)), parallel=parallel and not demand.under_traffic)
-    points = begun_beside(lambda: tuple(front(demand, known)), parallel=parallel and not demand.under_traffic)
-    few = pair is not None and not demand.under_traffic and ahead_by(pair, options[0].fleet) > FAR - 1
-    options += map(option, alternatives(demand.ranked, bests, known, few_batches=few))
+    steady = not demand.under_traffic  # else the demand and what is best in it are those of the replay below
+    varied = begun_beside(lambda: tuple(variations(demand, best, known)), parallel=parallel and steady)
+    points = begun_beside(lambda: tuple(front(demand, known)), parallel=parallel and steady)
+    few = pair is not None and steady and demand.concurrency is None and ahead_by(pair, options[0].fleet) > FAR - 1
+    options += map(option, alternatives(demand.ranked, best, known, few_batches=few))
     if demand.under_traffic:
         progress("the load, replayed")
         others = [each for each in chunks if each.workload.chunk_tokens != demand.workload.chunk_tokens]
         demand, options, proof = _under_load(demand, options, others)
         known = searched.of(demand.workload)
-        filled, own, best = demand, options[0].evaluation, options[0].evaluation
+        best = options[0].evaluation
         found(Recommendation(demand, tuple(options[:1]), even, {}, (), (), None, pair, proof))
     beside = {} if few else _beside(demand, best, known, progress)
     progress("what if")
@@ -227,7 +226,7 @@ def best_alone(demand: Demand, searched: Searched | None = None) -> Recommendati
         searched: Of the same demand with other limits or batches; what is worked out is added.
     """
     searched = searched or Searched()
-    pair = best_disaggregated(demand, known=searched.pools) if demand.chooses_form else None
+    pair = best_disaggregated(demand, searched=searched) if demand.chooses_form else None
     demand, known = _with_best_chunk(demand, searched, pair=pair)
     bests = [] if demand.only == "disaggregated" else best_first(demand, 1, known)
     options = (Option(each, fleet_of(demand, each), binding_limit(demand, each), "") for each in bests)
@@ -244,7 +243,7 @@ def begun(demand: Demand, searched: Searched) -> Recommendation:
     few = demand.over_few_batches
     pair = None
     if few.chooses_form and not few.under_traffic:
-        pair = best_disaggregated(few, known=searched.pools)
+        pair = best_disaggregated(few, searched=searched)
     bests = [] if few.only == "disaggregated" else best_first(few, 1, searched.of(few.workload))
     options = (Option(each, fleet_of(few, each), "", "") for each in bests)
     return Recommendation(few, tuple(options), None, {}, (), (), None, pair, searched=searched)
@@ -280,7 +279,7 @@ def _with_best_chunk(
     else:
         for chunk, (each, own) in chunks.items():
             found = best_first(each.over_few_batches, 1, own, begin)
-            if found and (not begin or gain(demand, found[0], begin[0]) > 0):
+            if found and (not begin or better(demand, found[0], begin[0])):
                 first, begin = chunk, found
     among = [larger for each in begin if (larger := largest_batch(chunks[first][0], each))]
     if pair and begin and ahead_by(pair, fleet_of(chunks[first][0], begin[0])) > FAR - 1:
@@ -290,7 +289,7 @@ def _with_best_chunk(
     best: tuple[Evaluation, ...] = ()
     for each, own in [chunks[first], *(chunks[chunk] for chunk in chunks if chunk != first)]:
         found = best_first(each, 1, own, best or among)
-        if not best or (found and gain(demand, found[0], best[0]) > 0):
+        if not best or (found and better(demand, found[0], best[0])):
             best, workload, known = found or best, each.workload if found else workload, own if found else known
     return replace(demand, workload=workload), known
 

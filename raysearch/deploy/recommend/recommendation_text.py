@@ -311,7 +311,7 @@ def _variations_table(answer: Recommendation) -> Table:
         what = degrees_text(found.strategy) if found else "-"
         broken = f"; {each.broken[0].message}" if each.broken else ""
         rows.append((each.change, value, "-" if each.gpus is None else str(each.gpus), gain, what + broken))
-    by = "fewer GPUs" if answer.demand.requests_per_s is not None else "tokens/s of all GPUs"
+    by = "fewer GPUs" if answer.demand.loaded else "tokens/s of all GPUs"
     columns = ("", "tok/s/GPU", "GPUs", "gain", "strategy")
     return plain_table(f"What if (gain: {by})", columns, rows, wrap=("strategy",))
 

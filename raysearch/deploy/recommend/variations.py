@@ -61,7 +61,8 @@ def variations(demand: Demand, best: Evaluation, known: Known) -> Iterator[Varia
         same = evaluate(changed, best.strategy)
         found = best_first(replace(guarded, workload=changed), 1, same_costs, [same])
         yield _variation(demand, change, found[0] if found else None, best)
-    for share, name in ((0.5, "half the batch"), (2.0, "twice the batch")):
+    twice = [] if demand.concurrency is not None else [(2.0, "twice the batch")]
+    for share, name in ((0.5, "half the batch"), *twice):
         batch = max(1, round(share * best.strategy.batch))
         other = evaluate(demand.workload, replace(best.strategy, batch=batch))
         yield replace(_variation(demand, name, other, best), broken=other.violations)

@@ -23,8 +23,7 @@ from raysearch.base.file_io import as_strategy, read_record
 from raysearch.cli.app import app
 from raysearch.deploy.recommend.alternatives import alternatives, reason
 from raysearch.deploy.recommend.demand import Demand
-from raysearch.deploy.recommend.fleet import best_first, fleet_of, needed_gpus, stay_of
-from raysearch.deploy.recommend.limiting_factor import binding_limit
+from raysearch.deploy.recommend.fleet import best_first, fleet_of, stay_of
 from raysearch.deploy.recommend.recommendation import Recommendation, recommended
 from raysearch.runs.records import Record
 from sim.config.catalog import load_hardware
@@ -109,9 +108,8 @@ def test_an_alternative_has_what_all_before_it_lack_and_is_the_best_that_has_it(
     stated = {"isl": 8000, "osl": 1000, "tpot_ms": 50.0, "phase": "serve", "engine": "vllm", "kv_cache": "fp8"}
     workload = question_about("qwen3_235b_a22b", gpus=16, **stated, batches="any").load()
     demand, known = Demand(workload, 16, top=9, confidence=0.5), {}
-    bests = best_first(demand, 1, known)
-    options = [*bests, *alternatives(demand, bests, known)]
-    best = options[0]
+    (best,) = best_first(demand, 1, known)
+    options = [best, *alternatives(demand, best, known)]
     for at, each in enumerate(options[1:], 1):
         assert each.feasible
         assert best.tokens_per_s_per_gpu >= each.tokens_per_s_per_gpu >= 0.5 * best.tokens_per_s_per_gpu
@@ -145,14 +143,14 @@ def test_an_alternative_of_smaller_replicas_is_the_exact_best_of_so_many_gpus() 
     stated = {"isl": 4000, "osl": 500, "tpot_ms": 20.0, "phase": "serve", "engine": "sglang"}
     workload = question_about("qwen3_32b", gpus=7, **stated, batches="any").load()
     demand, known = Demand(workload, 7, confidence=0.5), {}
-    bests = best_first(demand, 1, known)
-    assert bests[0].gpus == 2
-    singles = [each for each in alternatives(demand, bests, known) if each.gpus == 1]
+    (best,) = best_first(demand, 1, known)
+    assert best.gpus == 2
+    singles = [each for each in alternatives(demand, best, known) if each.gpus == 1]
     single = question_about("qwen3_32b", gpus=1, **stated, batches="any").load()
     found = find_best(space_of(single)).evaluation
     assert found is not None
     assert singles[0].strategy == found.strategy
-    assert reason(demand, singles[0], bests[0]).startswith("replicas of 1 GPU, not 2; ")
+    assert reason(demand, singles[0], best).startswith("replicas of 1 GPU, not 2; ")
 
 
 def test_the_binding_limit_is_what_one_more_request_breaks(answer: dict[str, Any]) -> None:
@@ -222,22 +220,6 @@ def test_a_load_takes_the_fewest_gpus(answer: dict[str, Any], load: tuple[str, s
         assert low < best["tokens_per_s_per_gpu"] < high
         assert best["gpus_at_low_end"] * low >= 6 * 200 > (best["gpus_at_low_end"] - best["gpus_per_replica"]) * low
     assert "gpus_at_low_end" not in answer["best"]
-
-
-@pytest.mark.usefixtures("best_alone")
-def test_requests_at_once_take_as_few_gpus_as_any_batch_allows() -> None:
-    stated = {"isl": 1, "osl": 1, "tpot_ms": 10.0, "phase": "serve", "engine": "vllm"}
-    formats = {"weights": "fp8", "kv_cache": "fp8"}
-    workload = question_about("llama_3_1_8b", gpus=4, **stated, **formats, batches="any").load()
-    demand = Demand(workload, 4, concurrency=130, confidence=0.5)
-    fastest = best_first(demand.unloaded, 1)[0]
-    assert fastest.strategy.batch < 130  # of one GPU, whose larger batches are slower for some way
-    fewest = best_first(demand, 3)
-    assert needed_gpus(demand, fewest[0]) == fewest[0].gpus == 1
-    assert [needed_gpus(demand, each) for each in fewest] == sorted(needed_gpus(demand, each) for each in fewest)
-    brute = [evaluate(workload, replace(fewest[0].strategy, batch=batch)) for batch in range(100, 200)]
-    assert any(each.feasible and each.running >= 130 for each in brute)
-    assert binding_limit(demand.unloaded, fastest).startswith("TPOT: batch ")  # that of a faster one further on
 
 
 @pytest.mark.parametrize(("engine", "counts_all"), [("vllm", True), ("sglang", False)])
