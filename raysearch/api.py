@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from raysearch.base.arguments import typed
+from raysearch.base.arguments import in_python, typed
 from sim.config.question import Question
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ __all__ = [
     "study",
 ]
 
-question = Question
+question = in_python(Question, "question")
 """A question about a deployment; its keyword arguments are the options of the commands."""
 
 
@@ -326,7 +326,7 @@ def replay(
     if path is not None:
         deployed = deployed_in(Path(path), question, alternative)
     elif question is None or (tp is None and layout is None):
-        raise InputError("expected a path, or a question with a strategy: tp or layout")
+        raise InputError("expected path=, or a question with tp= or layout=")
     else:
         workload = question.load()
         strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout)

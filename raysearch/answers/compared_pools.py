@@ -65,9 +65,9 @@ class PoolsResult(Result):
         """Answers a question; see `raysearch.api.pools`."""
         sweep = sweep or {}
         if question.phase not in (None, "serve"):
-            raise InputError(f"--phase {question.phase}: pools are compared in phase serve: leave it out")
+            raise InputError(f"--phase={question.phase}: pools are compared in phase serve: leave it out")
         if unknown := [name for name in sweep if name not in SWEEPABLE]:
-            raise InputError(f"cannot sweep {unknown[0]}: expected some of {', '.join(SWEEPABLE)}")
+            raise InputError(f"--set sweep: cannot sweep {unknown[0]}: expected some of {', '.join(SWEEPABLE)}")
         for rate in (loads := sweep.get("requests_per_s", [requests_per_s])):
             check_rate(rate)
         mixes = _mixes(question, sweep.get("isl"), mix)
@@ -181,12 +181,15 @@ def _mixes(
     """One mix per prompt length, or the one that is given."""
     if mix is not None:
         if question.isl is not None or question.osl is not None or lengths is not None:
-            raise InputError("give --isl and --osl, or --set mix, not both")
-        return [Traffic.of(TrafficKind(*kind) for kind in mix)]
+            raise InputError("give --isl and --osl, or --set mix, not both: mix has lengths of its own")
+        try:
+            return [Traffic.of(TrafficKind(*kind) for kind in mix)]
+        except ValueError as error:
+            raise InputError(f"--set mix: {error}") from None
     lengths = lengths or ([question.isl] if question.isl is not None else None)
     if question.workload is not None and lengths is None and question.osl is None:
         file = question.load()
         return [Traffic.of([TrafficKind(file.prompt_tokens, file.output_tokens)])]
     if lengths is None or question.osl is None:
-        raise InputError("expected --isl and --osl, or --set mix=ISL:OSL:SHARE,...")
+        raise InputError("expected --isl and --osl, or --set mix")
     return [Traffic.of([TrafficKind(int(length), question.osl)]) for length in lengths]

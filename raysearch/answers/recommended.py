@@ -91,9 +91,11 @@ class RecommendationResult(Result):
 
             check_here()
         if (trace is not None or requests_per_s is None) and cv != 1.0:
-            raise InputError("--set cv: of requests that come at random: give --requests-per-s, and no trace")
+            raise InputError(f"--set cv={cv:g}: of requests that come at random: give --requests-per-s, and no trace")
         if trace is None and requests_per_s is None and percentile != 99.0:
-            raise InputError("--set percentile: of requests that come at a rate: give --requests-per-s, or a trace")
+            raise InputError(
+                f"--set percentile={percentile:g}: of requests that come at a rate: give --requests-per-s, or a trace"
+            )
         recorded = None if trace is None else read_trace(trace, requests)
         if recorded is not None:
             question = with_lengths_of(question, recorded)
@@ -104,8 +106,8 @@ class RecommendationResult(Result):
             workload = each.load()
             if phase_of(workload).replayed:
                 raise InputError(
-                    f"--phase {workload.phase}: deployments are recommended in phase serve: leave it out, and give the "
-                    f"load by --requests-per-s; raysearch optimum --phase {workload.phase} finds the highest goodput"
+                    f"--phase={workload.phase}: deployments are recommended in phase serve: leave it out, and give the "
+                    "load by --requests-per-s; `optimum` finds the highest goodput in this phase"
                 )
             loaded = (requests_per_s, concurrency, recorded) != (None, None, None)
             limits = usual_limits(each, workload) if usual and not loaded else {}
@@ -123,7 +125,7 @@ class RecommendationResult(Result):
         demand = asked(replace(question, weights=None) if any_format else question)
         if any_format and demand.loaded:
             raise InputError(
-                "--weights any compares tokens/s of all GPUs: leave out --requests-per-s and --concurrency"
+                "--weights=any compares tokens/s of all GPUs: leave out --requests-per-s and --concurrency"
             )
         if early and (any_format or demand.under_traffic or compares_forms(demand, forms)):
             early(begun(demand, searched))

@@ -97,7 +97,7 @@ class ReplayResult(Result):
         """Replays traffic; see `raysearch.api.replay`."""
         workload = deployed.workload
         if not phase_of(workload).mixes:
-            raise InputError(f"--phase {workload.phase}: traffic can only be replayed in phase serve")
+            raise InputError(f"--phase={workload.phase}: traffic can only be replayed in phase serve")
         setup = ReplaySetup(workload, deployed.fleet(replicas, router), traffic.sent(workload), percentile, seeds)
         return cls(question, replayed_traffic(setup, progress))
 
@@ -184,7 +184,10 @@ class DeployedStrategies:
             raise InputError(f"--set router: expected {', '.join(ROUTERS)}, got {router!r}")
         if "" not in self.pools:
             if replicas is not None or router != "least_loaded":
-                raise InputError("two pools have replicas of their own and the router least_loaded: leave --set out")
+                raise InputError(
+                    "two pools have replicas of their own and the router least_loaded: leave out --set replicas and "
+                    "--set router"
+                )
             return DisaggregatedFleet.of(self.pools["prefill"], self.pools["decode"])
         workload, strategy, copies = self.pools[""]
         if not 1 <= (copies := replicas or copies) <= MOST_REPLICAS:

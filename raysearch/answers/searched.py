@@ -297,5 +297,5 @@ def _kept(run: SearchRun) -> str:
     made = max(run.calls, row.call if row else 0)
     return (
         f"{made:,} of {run.spec.budget:,} calls, all kept in {run.out_dir}; "
-        f"the same command with --out {run.out_dir} --resume continues"
+        f"the same command with --out={run.out_dir} and --resume continues"
     )

@@ -37,7 +37,7 @@ def strategy_of(
     if layout is not None:
         tp, ep, dp = _degrees_of(layout, tp=tp, ep=ep, dp=dp, cp=None if cp == 1 else cp)
     if tp is None:
-        raise InputError("expected --tp N, or --layout with a name and the GPUs of a stage, such as --layout tep8")
+        raise InputError("expected --tp, or --layout with a name and the GPUs of a stage, such as --layout=tep8")
     ep = 1 if ep is None else ep
     strategy = Strategy(tp, ep, pp, 1 if batch is None else batch, parse_dims(dims, workload), cp, dp)
     check_strategy(workload, strategy)
@@ -46,7 +46,7 @@ def strategy_of(
 
 def _degrees_of(layout: str, **given: int | None) -> StageDegrees:
     if beside := [f"--{name}" for name, degree in given.items() if degree is not None]:
-        raise InputError(f"--layout {layout} already sets {' and '.join(beside)}: give one or the other")
+        raise InputError(f"--layout={layout} already sets {' and '.join(beside)}: give one or the other")
     try:
         return degrees_of_layout(layout)
     except ValueError as error:
@@ -61,7 +61,7 @@ def parse_dims(text: str, workload: Workload) -> tuple[int, ...]:
         return tuple(int(part) for part in (text.split(",") if "," in text else text.strip()))
     except ValueError:
         raise InputError(
-            f"dims: expected numbers joined by commas, or one of {', '.join(_NAMED_DIMS)}; got {text!r}"
+            f"--dims: expected numbers joined by commas, or one of {', '.join(_NAMED_DIMS)}; got {text!r}"
         ) from None
 
 

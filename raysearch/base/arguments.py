@@ -6,14 +6,19 @@ import builtins
 import functools
 import inspect
 import math
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from envs.strategy_env import brief
-from raysearch.base.errors import InputError
+from raysearch.base.errors import InputError, RunFailed
+from sim.config.files import CatalogError
+from sim.config.question import QUESTION_FIELDS
+from sim.near_names import did_you_mean
+from sim.strategy_checks import StrategyError
 
 NumberBounds = Mapping[str, tuple[float, float]]
 _SIMULATED: NumberBounds = {"requests": (10, 10_000_000), "cv": (0.05, 20.0), "percentile": (0.0, 100.0)}
@@ -66,16 +71,84 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def in_python(function: Callable[P, T], name: str = "") -> Callable[P, T]:
+    """The same function, which refuses in one line arguments that it has not, and names them as Python does.
+
+    What it calls serves the commands too, whose options its messages name.
+
+    Args:
+        function: One of the interface.
+        name: What it is called there, if not by its own name.
+    """
+    signature = inspect.signature(function)
+    names = {"as": "family"} | {name.replace("_", "-"): name for name in (*QUESTION_FIELDS, *signature.parameters)}
+
+    @functools.wraps(function, updated=())
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError:
+            raise InputError(_misfit(name or function.__name__, signature, args, kwargs)) from None
+        try:
+            return function(*args, **kwargs)
+        except (InputError, CatalogError, StrategyError, RunFailed) as error:
+            error.args = (as_arguments(str(error), names), *error.args[1:])
+            raise
+
+    return called
+
+
+_OPTION = re.compile(r"(?<![\w-])--(?:set )?([a-z][a-z0-9_-]*)(=[^\s:;,]+)?(:)?")
+
+
+def as_arguments(text: str, names: Mapping[str, str]) -> str:
+    """A message whose options are named as arguments; `names` has those that are known, by the words of options.
+
+    >>> names = {"tpot-ms": "tpot_ms", "phase": "phase", "margin": "margin"}
+    >>> as_arguments("--tpot-ms: expected a number, with --phase=serve or --set margin; vLLM's --dp-size", names)
+    "tpot_ms: expected a number, with phase=serve or margin=; vLLM's --dp-size"
+    """
+
+    def argument(found: re.Match[str]) -> str:
+        name = names.get(found[1].replace("_", "-"))
+        if name is None:
+            return found[0]
+        return f"{name}{found[2]}{found[3] or ''}" if found[2] else f"{name}:" if found[3] else f"{name}="
+
+    return _OPTION.sub(argument, text)
+
+
+def _misfit(function: str, signature: inspect.Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+    """Why arguments are not those of a function."""
+    parameters = signature.parameters
+    unnamed = [name for name, each in parameters.items() if each.kind is not each.KEYWORD_ONLY]
+    for name in kwargs:
+        if name not in parameters:
+            return f"{function}({name}=...): there is no such argument: {did_you_mean(name, parameters)}"
+        if name in unnamed[: len(args)]:
+            return f"{function}({name}=...): given twice, by its place and by its name"
+    if len(args) > len(unnamed):
+        expected = f"only {' and '.join(unnamed)} without a name" if unnamed else "every argument by its name"
+        return f"{function}(...): expected {expected}, got {brief(repr(args[len(unnamed)]))} too"
+    missing = next(
+        name
+        for place, (name, each) in enumerate(parameters.items())
+        if each.default is each.empty and name not in kwargs and place >= len(args)
+    )
+    return f"{function}({missing}=...): expected {parameters[missing].annotation}, got nothing"
+
+
 def typed(function: Callable[P, T]) -> Callable[P, T]:
-    """The same function, which refuses in one line an argument of another type or out of its `BOUNDS`.
+    """The same function `in_python`, which refuses an argument of another type or out of its `BOUNDS`, too.
 
     Types that only a type checker imports are not compared; what takes them says itself what it takes.
     """
     signature, bounds = inspect.signature(function), BOUNDS.get(function.__name__, {})
 
+    @in_python
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        given = signature.bind(*args, **kwargs)  # or Python says itself which is missing, or unknown
+        given = signature.bind(*args, **kwargs)
         for name, value in given.arguments.items():
             try:
                 _adapters(function)[name].validate_python(value, strict=True)

@@ -64,7 +64,7 @@ def certified_space(workload: Workload) -> Space:
     """The space of a workload whose best can be certified. Raises: InputError."""
     space = space_of(workload)
     if space.vocabulary:
-        raise InputError("no certificate of the space 'generated': leave out --out, or take --space extended")
+        raise InputError("the space 'generated' has no certificate; the space 'extended' has one")
     return space
 
 

@@ -40,7 +40,7 @@ class Patience:
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s <= LONGEST_TIMEOUT_S:
-            raise InputError(f"timeout must be above 0 s and at most {LONGEST_TIMEOUT_S:g} s, got {self.timeout_s:g}")
+            raise InputError(f"timeout_s must be above 0 s and at most {LONGEST_TIMEOUT_S:g} s, got {self.timeout_s:g}")
         if not 0 <= self.retries <= MOST_RETRIES:
             raise InputError(f"retries must be 0 to {MOST_RETRIES}, got {brief(str(self.retries))}")
         for name, value in (("cpus_per_worker", self.cpus_per_worker), ("gpus_per_worker", self.gpus_per_worker)):

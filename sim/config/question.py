@@ -456,9 +456,11 @@ class Question:
         if self.workload is None:
             return _workload_of_options(self, origin)
         if self.model is not None:
-            raise CatalogError("--model describes a workload, --workload names one: give one or the other")
+            raise CatalogError(
+                f"--model={self.model} describes a workload, --workload={self.workload} names one: give one of them"
+            )
         if self.family is not None:
-            raise CatalogError("--as is about the config.json that --model names: give --model too")
+            raise CatalogError(f"--as={self.family} is about the config.json that --model names: give --model too")
         path = config_path("workloads", self.workload)
         try:
             return load_workload(path, self.hardware, origin=origin, **_keys(self, leave=("hardware",)))
@@ -614,7 +616,7 @@ def _keys(question: Question, leave: tuple[str, ...] = ()) -> JsonObject:
 def _speculation(drafted: JsonObject) -> JsonObject:
     """The table [speculation] of the fields about drafts. Raises: CatalogError."""
     if "draft_tokens" not in drafted:
-        raise CatalogError(f"{option_of(next(iter(drafted)))} is for speculative decoding: give --draft-tokens N too")
+        raise CatalogError(f"{option_of(next(iter(drafted)))} is for speculative decoding: give --draft-tokens too")
     text = drafted.pop("acceptance", None)
     if text is None:
         return drafted
@@ -652,7 +654,7 @@ def _workload_of_options(asked: Question, origin: Origin) -> Workload:
     Routing is skewed as measured, since real prompts are.
     """
     if asked.model is None:
-        raise CatalogError("expected --workload NAME, or --model NAME with --isl and --osl; `raysearch list` has names")
+        raise CatalogError("expected --workload, or --model with --isl and --osl; `raysearch list` has names")
     if missing := [option_of(name) for name in ("isl", "osl") if getattr(asked, name) is None]:
         raise CatalogError(
             f"{' and '.join(missing)} must be given with a model: the lengths of a prompt and of an answer, in tokens"
@@ -694,7 +696,7 @@ def _check_format(weights: str) -> None:
     """Raises: CatalogError: There is no such format of weights."""
     known = get_args(Dtype)
     if weights == ANY_FORMAT:
-        raise CatalogError(f"--weights any compares formats, as `recommend` alone does: name one of {', '.join(known)}")
+        raise CatalogError(f"--weights=any compares formats, as `recommend` alone does: name one of {', '.join(known)}")
     if weights not in known:
         raise CatalogError(f"--weights: unknown format {weights!r}: {did_you_mean(weights, (ANY_FORMAT, *known))}")
 

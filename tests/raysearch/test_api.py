@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from raysearch.answers.placed import PlacementResult
 from raysearch.answers.recommended import RecommendationResult
 from raysearch.answers.result import Result
 from raysearch.answers.searched import SearchResult
-from raysearch.base.arguments import BOUNDS
+from raysearch.base.arguments import BOUNDS, as_arguments
 from raysearch.base.errors import InputError
 from raysearch.cli.app import app
 from raysearch.cli.commands.settings import settings_of
@@ -35,7 +36,8 @@ from sim.simulate import evaluate
 from tests.conftest import CHECKOUT
 
 RUNNER = CliRunner()
-WORDS = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--gpus", "2", "--tpot-ms", "20")
+LLAMA = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100")
+WORDS = (*LLAMA, "--gpus", "2", "--tpot-ms", "20")
 QUESTION = rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=2, tpot_ms=20)
 FUNCTIONS = [
     "evaluate",
@@ -115,7 +117,7 @@ def test_an_argument_of_a_wrong_type_is_one_error_that_names_it(
     others = inspect.signature(getattr(rs, function)).parameters.values()
     needed = {each.name: REQUIRED[each.name] for each in others if each.default is each.empty}
     kind = str(parameter.annotation).removeprefix("Annotated[").lstrip().split()[0].rstrip(",")
-    name = option_of(parameter.name) if function == "question" else f"{function}({parameter.name}=...)"
+    name = f"{parameter.name}:" if function == "question" else f"{function}({parameter.name}=...)"
     for wrong in (object(), WRONG.get(kind, 2.5), ["x"] if "Sequence" not in kind else {}):
         with pytest.raises((InputError, CatalogError)) as refusal:
             getattr(rs, function)(**{**needed, parameter.name: wrong})
@@ -125,6 +127,85 @@ def test_an_argument_of_a_wrong_type_is_one_error_that_names_it(
             assert str(refusal.value).startswith(name)
             assert "got " in str(refusal.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_arguments_that_a_function_has_not_or_lacks_are_one_error_that_names_them(function: str) -> None:
+    parameters = inspect.signature(getattr(rs, function)).parameters
+    needed = {name: REQUIRED[name] for name, each in parameters.items() if each.default is each.empty}
+    last = list(parameters)[-1]
+    with pytest.raises(InputError, match=rf"^{function}\({last}_=\.\.\.\): there is no such argument: .*'{last}'\?$"):
+        getattr(rs, function)(**needed, **{f"{last}_": 1})
+    with pytest.raises(InputError, match=rf"^{function}\(\.\.\.\): expected .*, got 'much' too$"):
+        getattr(rs, function)(*["much"] * (len(parameters) + 1))
+    for name in needed:
+        with pytest.raises(InputError, match=rf"^{function}\({name}=\.\.\.\): expected .*, got nothing$"):
+            getattr(rs, function)(**{each: value for each, value in needed.items() if each != name})
+        with pytest.raises(InputError, match=rf"^{function}\({name}=\.\.\.\): given twice"):
+            getattr(rs, function)(*needed.values(), **{name: needed[name]})
+
+
+ASKED = rs.question(model="llama_3_1_8b", isl=1000, osl=100)
+MISTAKES: list[tuple[Callable[[], object], tuple[str, ...], str]] = [
+    (lambda: rs.question(isl=0), ("evaluate", "--isl", "0"), "isl: expected 1 to "),
+    (lambda: rs.question(margin=5), ("evaluate", "--set", "margin=5"), "margin: expected "),
+    (lambda: rs.evaluate(ASKED), ("evaluate", *LLAMA), "expected tp=, or layout= with a name"),
+    (
+        lambda: rs.evaluate(ASKED, layout="tp2", dp=2),
+        ("evaluate", *LLAMA, "--layout", "tp2", "--dp", "2"),
+        "layout=tp2 already sets dp: ",
+    ),
+    (lambda: rs.evaluate(ASKED, tp=2, dims="x"), ("evaluate", *LLAMA, "--tp", "2", "--dims", "x"), "dims: expected "),
+    (
+        lambda: rs.evaluate(rs.question(workload="mixtral_8x22b_8k", family="x"), tp=1),
+        ("evaluate", "-w", "mixtral_8x22b_8k", "--as", "x", "--tp", "1"),
+        "family=x is about the config.json that model= names: give model= too",
+    ),
+    (
+        lambda: rs.recommend(ASKED, cv=2.0),
+        ("recommend", *LLAMA, "--set", "cv=2"),
+        "cv=2: of requests that come at random: give requests_per_s=, and no trace",
+    ),
+    (
+        lambda: rs.recommend(ASKED, concurrency=8, requests_per_s=1),
+        ("recommend", *LLAMA, "--concurrency", "8", "--requests-per-s", "1"),
+        "give requests_per_s= or concurrency=, not both",
+    ),
+    (lambda: rs.pools(ASKED, afd=True), ("pools", *LLAMA, "--set", "afd"), "afd: llama_3_1_8b has no experts"),
+    (
+        lambda: rs.pools(ASKED, mix=[(1, 1, 1)]),
+        ("pools", *LLAMA, "--set", "mix=1:1:1"),
+        "give isl= and osl=, or mix=, not both: mix has lengths of its own",
+    ),
+    (
+        lambda: rs.replay(ASKED, tp=1),
+        ("replay", *LLAMA, "--tp", "1"),
+        "expected the traffic: requests_per_s=, concurrency=, or trace=",
+    ),
+    (
+        lambda: rs.search(ASKED, "random", start="x"),
+        ("search", *LLAMA, "-s", "random", "--set", "start=x"),
+        "start=x: expected rule, optimum, or a folder or file that is there",
+    ),
+    (lambda: rs.search(ASKED, resume=True), ("search", *LLAMA, "--resume"), "resume= needs out: the folder"),
+]
+
+
+@pytest.mark.parametrize(("call", "words", "message"), MISTAKES, ids=[each[2][:30] for each in MISTAKES])
+def test_a_mistake_names_arguments_in_python_and_options_in_a_command(
+    call: Callable[[], object], words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises((InputError, CatalogError)) as in_python:
+        call()
+    assert str(in_python.value).startswith(message)
+    assert "--" not in str(in_python.value)
+    answer = RUNNER.invoke(app, words)
+    refused = str(answer.exception) if isinstance(answer.exception, ValueError) else answer.stderr
+    assert "--" in refused
+    names = {option_of(name).split()[-1].removeprefix("--"): name for name in QUESTION_FIELDS}
+    names |= {name.replace("_", "-"): name for name in inspect.signature(getattr(rs, words[0])).parameters}
+    if isinstance(answer.exception, CatalogError | InputError) and "margin" not in message:  # the command's own
+        assert as_arguments(refused, names) == str(in_python.value)
 
 
 DEPLOYING = """if True:

@@ -87,9 +87,9 @@ class Demand:
         if self.trace is not None and self.concurrency is not None:
             raise InputError("--set trace: its requests come at times of their own: leave --concurrency out")
         if self.trace is not None and not phase_of(self.workload).mixes:
-            raise InputError(f"--phase {self.workload.phase}: a trace can only be replayed in phase serve")
+            raise InputError(f"--phase={self.workload.phase}: a trace can only be replayed in phase serve")
         if self.concurrency is not None and not 1 <= self.concurrency <= LARGEST_FIELD:
-            raise InputError(f"concurrency: expected a number from 1 to {LARGEST_FIELD:,}, got {self.concurrency}")
+            raise InputError(f"--concurrency: expected a number from 1 to {LARGEST_FIELD:,}, got {self.concurrency}")
         check_rate(self.requests_per_s)
         if self.only == "disaggregated" and not self.chooses_form:
             raise InputError(

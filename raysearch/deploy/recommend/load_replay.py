@@ -52,8 +52,8 @@ def load_replay(demand: Demand, evaluation: Evaluation, most_gpus: int) -> LoadR
     enough = min(ENOUGH * demand.requests, MOST_QUEUES // (strategy.attention_dp * strategy.pp))
     if enough < least <= most:
         raise InputError(
-            f"--requests-per-s: the load takes {least:,} replicas or more, and a replay of {demand.requests:,} "
-            f"requests is of at most {enough:,}: ask for a part of the load"
+            f"--requests-per-s={demand.requests_per_s:g}: the load takes {least:,} replicas or more, and a replay of "
+            f"{demand.requests:,} requests is of at most {enough:,}: ask for a part of the load"
         )
     counts = range(least, min(most, enough) + 1)
 

@@ -35,12 +35,16 @@ class SentTraffic:
 
     def __post_init__(self) -> None:
         if self.clients is not None and (self.requests_per_s is not None or self.trace is not None):
-            raise InputError("--concurrency: clients wait for their answers: give neither a rate nor a trace with it")
+            raise InputError(
+                f"--concurrency={self.clients}: clients wait for their answers: give neither a rate nor a trace with it"
+            )
         if self.clients is None and self.requests_per_s is None and self.trace is None:
-            raise InputError("expected the traffic: --requests-per-s, --concurrency, or --set trace=FILE")
+            raise InputError("expected the traffic: --requests-per-s, --concurrency, or --set trace")
         check_rate(self.requests_per_s)
         if self.requests_per_s is not None and self.trace is not None and not self.trace.arrival_s[-1]:
-            raise InputError("--requests-per-s: the trace's requests all come at once, which no rate stretches")
+            raise InputError(
+                f"--requests-per-s={self.requests_per_s:g}: the trace's requests all come at once: no rate changes that"
+            )
 
     @property
     def rate_per_s(self) -> float | None:

@@ -118,7 +118,7 @@ def _family(whole: Keys, text: Keys, read_as: str) -> str:
     if not names:
         raise CannotImport("it names no model_type, so it is no configuration of a Hugging Face model")
     near = did_you_mean(names[0], IMPORTED_FAMILIES)
-    raise CannotImport(f"unknown model_type {names[0]!r}: {near}; --as FAMILY reads it as a family that is known")
+    raise CannotImport(f"unknown model_type {names[0]!r}: {near}; --as reads it as a family that is known")
 
 
 def _grouped(layers: list[ImportedLayer]) -> JsonObject:

@@ -250,7 +250,7 @@ def test_an_infeasible_strategy_is_explained_with_what_it_breaks_first() -> None
         ),
         (
             ("optimum", "-w", "gpt_moe_1_2t_16k", "--space", "generated", "--out", "best.json"),
-            "no certificate of the space 'generated'",
+            "the space 'generated' has no certificate",
         ),
         (
             ("replay", *TWO_GPUS, "--tp", "3", "--batch", "8", "--concurrency", "8"),

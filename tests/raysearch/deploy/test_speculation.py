@@ -39,7 +39,7 @@ def test_evaluate_says_what_is_drafted() -> None:
 
 def test_shares_without_a_draft_are_one_message() -> None:
     alone = CliRunner().invoke(app, [*PLAIN, "--acceptance", "0.9"])
-    assert "--acceptance is for speculative decoding: give --draft-tokens N too" in str(alone.exception)
+    assert "--acceptance is for speculative decoding: give --draft-tokens too" in str(alone.exception)
     assert "--acceptance: expected a rate" in str(
         CliRunner().invoke(app, [*EVALUATE, "--acceptance", "high"]).exception
     )

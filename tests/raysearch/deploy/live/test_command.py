@@ -300,7 +300,7 @@ def test_a_failed_measurement_is_tried_again_as_often_as_was_said(tmp_path: Path
     ("option", "message"),
     [
         (("--set", "retries=-1"), "--set retries: expected a whole number from 0 to 1,000, got '-1'"),
-        (("--set", "timeout_s=0"), "timeout must be above 0 s"),
+        (("--set", "timeout_s=0"), "timeout_s must be above 0 s"),
         (("--set", "timeout_s=nan"), "--set timeout_s: expected a number from 0 to 2,592,000"),
     ],
 )

@@ -34,7 +34,7 @@ def test_any_weights_are_those_published_and_the_answer_has_the_fastest() -> Non
 
 def test_formats_are_compared_without_a_load_and_by_recommend_alone() -> None:
     asked = rs.question(model="qwen3_32b", isl=1000, osl=100, gpus=2, tpot_ms=30, weights="any")
-    with pytest.raises(InputError, match="leave out --requests-per-s"):
+    with pytest.raises(InputError, match="leave out requests_per_s="):
         rs.recommend(asked, requests_per_s=1.0)
     with pytest.raises(CatalogError, match="weights"):
         rs.evaluate(asked, layout="tp2", batch=8)

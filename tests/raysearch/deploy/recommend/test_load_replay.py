@@ -154,7 +154,7 @@ def test_a_trace_is_the_load_and_what_its_prompts_share_spares_gpus(tmp_path: Pa
     assert again.runs == best.load.report.runs
     assert (cold.breaks_at_per_s or 0) < (again.breaks_at_per_s or 0)
     assert "--max-model-len 1224" in " ".join(rs.export(tmp_path / "answer", "vllm").command.split())
-    with pytest.raises(InputError, match="leave --concurrency out"):
+    with pytest.raises(InputError, match="leave concurrency= out"):
         rs.recommend(asked, trace=alike, concurrency=8, **ONE_KIND)
 
 

@@ -244,7 +244,7 @@ def test_the_percentile_of_the_limits_is_shown_in_words_and_figures() -> None:
     assert [percentile_text(each) for each, _ in named] == [f"the {words} percentile" for _, words in named]
     assert (rate_text(0.0001), rate_text(1234.5)) == ("0.0001 requests/s", "1,234.50 requests/s")
     for only_of_a_load in ({"cv": 3.0}, {"percentile": 90.0}):
-        with pytest.raises(InputError, match=r"give --requests-per-s"):
+        with pytest.raises(InputError, match=r"give requests_per_s="):
             rs.recommend(rs.question(**QUESTION), **only_of_a_load)
 
 
