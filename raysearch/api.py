@@ -71,7 +71,7 @@ def evaluate(
         dims: One number per fused op, or "megatron" or "megatron-sp".
         cp: Context-parallel degree of attention.
         dp: Data-parallel degree of attention; by default ep.
-        layout: Instead of tp, ep and dp: "tp8", "tep8" or "dep8".
+        layout: Instead of tp, ep and dp: "tp8", "tep8", "dep8", "dep8pp2", or as answers print degrees and batch.
 
     Returns:
         Its figures, whether or not it is feasible: see `feasible` and `broken`.

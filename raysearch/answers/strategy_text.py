@@ -8,7 +8,7 @@ from dataclasses import replace
 from raysearch.base.errors import InputError
 from sim.layers.dims import spread_choices
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
-from sim.layouts import StageDegrees, degrees_of_layout
+from sim.layouts import LayoutDegrees, degrees_of_layout
 from sim.optimum.exact_search import best_batch
 from sim.strategy import Strategy
 from sim.strategy_checks import check_strategy
@@ -34,23 +34,31 @@ def strategy_of(
         InputError: `dims` is no list of numbers, no degrees are given, or some that contradict each other.
         StrategyError: See `sim.strategy_checks.check_strategy`.
     """
+    vocabulary, named_dims = (), ()
     if layout is not None:
-        tp, ep, dp = _degrees_of(layout, tp=tp, ep=ep, dp=dp, cp=None if cp == 1 else cp)
+        stated = {"tp": tp, "ep": ep, "dp": dp, "cp": None if cp == 1 else cp, "pp": None if pp == 1 else pp}
+        stated |= {"batch": batch, "dims": None if dims == "megatron" else dims}
+        tp, ep, dp, cp, named_pp, named_batch, vocabulary, named_dims = _degrees_of(layout, stated)
+        pp, batch = named_pp or pp, named_batch or batch
     if tp is None:
         raise InputError("expected --tp, or --layout with a name and the GPUs of a stage, such as --layout=tep8")
     ep = 1 if ep is None else ep
-    strategy = Strategy(tp, ep, pp, 1 if batch is None else batch, parse_dims(dims, workload), cp, dp)
+    of_ops = named_dims or parse_dims(dims, workload)
+    strategy = Strategy(tp, ep, pp, 1 if batch is None else batch, of_ops, cp, dp, vocabulary)
     check_strategy(workload, strategy)
     return strategy if batch is not None else replace(strategy, batch=best_batch(workload, strategy))
 
 
-def _degrees_of(layout: str, **given: int | None) -> StageDegrees:
-    if beside := [f"--{name}" for name, degree in given.items() if degree is not None]:
-        raise InputError(f"--layout={layout} already sets {' and '.join(beside)}: give one or the other")
+def _degrees_of(layout: str, given: Mapping[str, int | str | None]) -> LayoutDegrees:
     try:
-        return degrees_of_layout(layout)
+        found = degrees_of_layout(layout)
     except ValueError as error:
         raise InputError(f"--layout: {error}") from None
+    stated = [name for name, degree in given.items() if degree is not None]
+    beside = [f"--{name}" for name in stated if getattr(found, name) not in (None, ())]
+    if beside:
+        raise InputError(f"--layout={layout} already sets {' and '.join(beside)}: give one or the other")
+    return found
 
 
 def parse_dims(text: str, workload: Workload) -> tuple[int, ...]:
@@ -87,4 +95,5 @@ def second_strategy_of(workload: Workload, text: str, degrees: Mapping[str, int 
     if len(dims) != 1:
         raise InputError(f"--set against takes dims, and degrees if they differ, such as 'megatron tp=8'; got {text!r}")
     kept = {**dict.fromkeys(("tp", "ep", "dp")), "cp": 1, "layout": named[-1]} if named else {}
+    kept |= {"pp": 1} if named and _degrees_of(named[-1], {}).pp else {}
     return dims[0], strategy_of(workload, dims=dims[0], **{**degrees, **kept, **changed})  # type: ignore[arg-type]

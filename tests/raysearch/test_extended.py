@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import raysearch as rs
 from envs.calls import parse_dims_text
 from envs.rows import read_rows
+from raysearch.base.file_io import degrees_text
 from raysearch.cli.app import app
+from sim.layouts import layout_of
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 LONG = ("-w", "gpt_moe_1_2t_1m", "--pp", "1", "--batch", "64", "--dims", "megatron", "--tp", "2", "--cp", "4")
@@ -187,6 +191,19 @@ def test_a_layout_stands_for_its_degrees() -> None:
         CliRunner().invoke(app, [*options, "--layout", "dep8", "--cp", "2"]).exception
     )
     assert "such as --layout tep8" in str(CliRunner().invoke(app, options).exception)
+    assert "--layout=dep8pp2 already sets --pp" in str(
+        CliRunner().invoke(app, [*options, "--layout", "dep8pp2"]).exception
+    )
+
+
+def test_what_an_answer_prints_as_its_strategy_is_a_layout() -> None:
+    asked = rs.question(model="qwen3_235b_a22b", hardware="h200_sxm", isl=4000, osl=500, gpus=16, engine="sglang")
+    answer = rs.recommend(replace(asked, batches="powers_of_two"), only="aggregated").answer
+    found = [each.evaluation for each in (*answer.options, *answer.front)]
+    assert len({layout_of(each.strategy) for each in found}) > 2
+    for each in found:
+        again = rs.evaluate(asked, layout=degrees_text(each.strategy)).evaluation
+        assert again.tokens_per_s_per_gpu == each.tokens_per_s_per_gpu
 
 
 def test_explain_sets_two_layouts_side_by_side() -> None:

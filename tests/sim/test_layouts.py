@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from raysearch.base.file_io import degrees_text
 from sim.layers.heuristics import megatron_dims
-from sim.layouts import LAYOUTS, degrees_of_layout, layout_of
+from sim.layouts import LAYOUTS, degrees_of_layout, layout_of, meshes_text
 from sim.optimum.spaces import extended_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -13,8 +18,8 @@ from tests.questions import question_about
 
 
 def named(text: str, dims: tuple[int, ...] = (), pp: int = 1, batch: int = 64) -> Strategy:
-    tp, ep, dp = degrees_of_layout(text)
-    return Strategy(tp, ep, pp, batch, dims, dp=dp)
+    stage = degrees_of_layout(text)
+    return Strategy(stage.tp, stage.ep, pp, batch, dims, dp=stage.dp)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -31,10 +36,41 @@ def test_one_gpu_has_one_name_and_mixtures_none() -> None:
         assert layout_of(mixture) is None
 
 
-@pytest.mark.parametrize("text", ["", "tep", "8", "tep0", "ep8", "dep8x", "tp٣"])
+@pytest.mark.parametrize("text", ["", "tep", "8", "tep0", "ep8", "dep8x", "tp٣", "attention TP8", "tp8, experts EP8"])
 def test_what_is_no_layout_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="such as tep8"):
         degrees_of_layout(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("attention TP2 DP4, experts EP4", "attention is on 8 GPUs of a stage, and what is behind it on 4"),
+        ("TEP8, batch 64 (attention TP8, experts TP8)", "expected .attention TP8, experts EP8. in"),
+    ],
+)
+def test_a_text_that_contradicts_itself_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        degrees_of_layout(text)
+
+
+DEGREE = st.sampled_from([1, 2, 3, 4, 8, 16, 72])
+
+
+@given(DEGREE, DEGREE, DEGREE, DEGREE, st.integers(1, 61), st.integers(1, 10**6), st.booleans())
+def test_what_is_printed_of_a_strategy_is_read_as_it(
+    tp: int, cp: int, dp: int, moe_tp: int, pp: int, batch: int, chosen: bool
+) -> None:
+    assume(tp * cp * dp % moe_tp == 0)
+    vocabulary = (3, 0, 2) if chosen else ()
+    strategy = Strategy(tp, tp * cp * dp // moe_tp, pp, batch, (), cp, dp, vocabulary)
+    assert degrees_of_layout(degrees_text(strategy)).strategy == strategy
+    assert degrees_of_layout(f"{degrees_text(strategy)}, dims 2,1,10").strategy == replace(strategy, dims=(2, 1, 10))
+    meshes = degrees_of_layout(meshes_text(strategy)).strategy
+    assert meshes == replace(strategy, pp=1, batch=1, vocabulary=())
+    if name := layout_of(strategy):
+        for text in (name, name.lower().replace(" ", "")):
+            assert degrees_of_layout(text).strategy == replace(strategy, batch=1, vocabulary=())
 
 
 @pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_235b_a22b", "gpt_oss_120b"])

@@ -21,6 +21,7 @@ from raysearch.cli.commands.strategy_options import (
     TpOption,
 )
 from sim.config.question import Question
+from sim.layouts import degrees_of_layout
 
 
 @takes_question
@@ -60,7 +61,8 @@ def complete(
     if tp is not None or layout is not None:
         named = strategy_of(workload, tp, ep, pp, batch, "megatron", cp, dp, layout)
         degrees = {"tp": named.tp, "ep": named.ep, "pp": named.pp, "cp": named.cp}
-        degrees |= {} if batch is None else {"batch": batch}
+        stated = batch if layout is None else degrees_of_layout(layout).batch or batch
+        degrees |= {} if stated is None else {"batch": stated}
         degrees |= {} if named.dp is None else {"dp": named.dp}
     elif (ep, pp, batch, cp, dp) != (None, 1, None, 1, None):
         raise InputError("expected --tp or --layout with the other degrees; without any degree the best ones are found")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raysearch.answers.strategy_text import second_strategy_of, strategy_of
+from raysearch.answers.strategy_text import parse_dims, second_strategy_of, strategy_of
 from raysearch.base.errors import NOTHING_FEASIBLE
 from raysearch.base.file_io import degrees_text, write_bytes
 from raysearch.base.priced_heading import priced_dict, priced_text
@@ -70,10 +70,11 @@ def explain_strategy(
     if out is not None:
         file_to_write(out, ".svg")
     workload = loaded(question)
-    shown = [(dims, strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout))]
+    first = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout)
+    own = dims if parse_dims(dims, workload) == first.dims else ",".join(map(str, first.dims))
+    shown = [(own, first)]
     if against is not None:
-        first = shown[0][1]
-        degrees = {"tp": first.tp, "ep": first.ep, "pp": pp, "batch": first.batch, "cp": cp, "dp": dp}
+        degrees = {"tp": first.tp, "ep": first.ep, "pp": first.pp, "batch": first.batch, "cp": first.cp, "dp": dp}
         degrees |= {"dp": first.dp} if layout else {}
         shown.append(second_strategy_of(workload, against, degrees))
     evaluated = [(_title(text, strategy), evaluate_in_phase(workload, strategy)) for text, strategy in shown]

@@ -10,7 +10,8 @@ LayoutOption = Annotated[
     str | None,
     typer.Option(
         help="Instead of --tp, --ep and --dp, a name with the GPUs per stage: tp8 is tensor parallelism throughout, "
-        "tep8 has expert parallelism, dep8 data-parallel attention too.",
+        "tep8 has expert parallelism, dep8 data-parallel attention too, dep8pp2 two stages. Degrees as answers print "
+        "them are read too.",
         show_default="by degrees",
     ),
 ]
