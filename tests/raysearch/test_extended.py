@@ -184,13 +184,13 @@ def test_a_layout_stands_for_its_degrees() -> None:
     by_degrees = CliRunner().invoke(app, [*options, "--tp", "16", "--ep", "16", "--dp", "1"])
     assert json.loads(named.stdout) == json.loads(by_degrees.stdout)
     assert json.loads(named.stdout)["layout"] == "TEP16 PP2"
-    assert "--layout tep16 already sets --tp" in str(
+    assert "--layout=tep16 already sets --tp" in str(
         CliRunner().invoke(app, [*options, "--layout", "tep16", "--tp", "8"]).exception
     )
-    assert "--layout dep8 already sets --cp" in str(
+    assert "--layout=dep8 already sets --cp" in str(
         CliRunner().invoke(app, [*options, "--layout", "dep8", "--cp", "2"]).exception
     )
-    assert "such as --layout tep8" in str(CliRunner().invoke(app, options).exception)
+    assert "such as --layout=tep8" in str(CliRunner().invoke(app, options).exception)
     assert "--layout=dep8pp2 already sets --pp" in str(
         CliRunner().invoke(app, [*options, "--layout", "dep8pp2"]).exception
     )
