@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from sim.layers.model import Model
 from sim.prices.curves import DeepepMode
@@ -16,11 +17,17 @@ from sim.strategy import ENGINES_VOCABULARY, Strategy
 PhaseName = str
 """What a deployment does: "decode", "serve", "prefill", "traffic", or a registered one: see `sim.serving.phases`."""
 SpaceName = str
-"""The strategies that a search may choose: "paper", "joint", "extended", or an engine's name for what it can run; see
+"""The strategies that a search may choose: one of `OWN_SPACES`, or an engine's name for what it can run; see
 `sim.optimum.spaces`."""
 TWO_DIMENSIONAL = "two_dimensional"
-OWN_SPACES = ("paper", "joint", "extended", "generated", TWO_DIMENSIONAL)
-"""Spaces that are no engine's: their strategies are judged by what hardware and model allow."""
+OWN_SPACES: Final[Mapping[SpaceName, str]] = {
+    "paper": "no op sharded over tokens",
+    "joint": "these too",
+    "extended": "also separate meshes for attention and experts, and more choices per op",
+    "generated": "the extended one with choices for embedding, LM head and sampling",
+    TWO_DIMENSIONAL: "the joint one with ops that shard two dims, over tp = a x b",
+}
+"""Spaces that are no engine's, and what is in them: their strategies are judged by what hardware and model allow."""
 GroupChoices = Literal["shared", "own"]
 """Whether all groups of a model's layers have one choice per fused op, or each group its own."""
 BatchGrid = Literal["powers_of_two", "any"]

@@ -28,7 +28,7 @@ from sim.prices.curves import DeepepMode
 from sim.prices.dtypes import Dtype
 from sim.prices.hardware import AllReduce
 from sim.serving.phases import phases
-from sim.workload import EVEN_ODDS, BatchGrid, ExpertExchange, GroupChoices, PhaseName, Routing, Workload
+from sim.workload import EVEN_ODDS, OWN_SPACES, BatchGrid, ExpertExchange, GroupChoices, PhaseName, Routing, Workload
 
 Panel = Literal["named", "deployment", "limits", "search", "load"]
 """What a field is about: a workload file, the deployment, its limits, the search, or the load that it carries."""
@@ -383,8 +383,8 @@ class Question:
     space: Annotated[
         str | None,
         About(
-            "Strategies to search. 'paper': no op sharded over tokens; 'joint': these too; 'extended': also separate "
-            "meshes for attention and experts, and more choices per op; or an engine's name: what it supports.",
+            f"Strategies to search. {'; '.join(f'{name!r}: {text}' for name, text in OWN_SPACES.items())}; or an "
+            "engine's name: what it supports.",
             "search",
             "the engine's, else 'joint'",
             "space",

@@ -22,7 +22,7 @@ from sim.config.files import CatalogError
 from sim.config.question import QUESTION_FIELDS, Question, option_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
-from sim.workload import Workload
+from sim.workload import OWN_SPACES, Workload
 
 PRICING = (
     "evaluate",
@@ -60,6 +60,11 @@ def test_every_command_that_prices_has_every_option_of_a_question(command: str) 
         option = settings[name].about if about.rare else options[option_of(name)]
         assert option.help == about.help
         assert (settings[name] if about.rare else option).default is None
+
+
+def test_the_help_on_spaces_has_every_one() -> None:
+    assert all(f"{name!r}: " in QUESTION_FIELDS["space"].help for name in OWN_SPACES)
+    assert {replace(ASKED, engine="none", space=name).load().space for name in OWN_SPACES} == set(OWN_SPACES)
 
 
 def test_every_command_is_known_to_price_a_question_or_not_to() -> None:
