@@ -144,6 +144,14 @@ class RankQueue:
             self._seen = max(0, self._seen - 1)
         return found
 
+    @property
+    def waits_since_s(self) -> float:
+        """When the first in the queue came, if it has had no token; infinite where there is none."""
+        turn = self._waiting[0] if self._waiting else None
+        if turn is None or turn.left < self._requests.output_tokens[turn.request]:
+            return math.inf
+        return float(self._requests.arrival_s[turn.request])
+
     def cached_blocks(self, request: int) -> int:
         """How many of a request's first blocks are in the prefix cache."""
         return self._cache.known(self._blocks(request)) if self._cache else 0

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
+from sim.replay.in_turn import in_turn
 from sim.replay.rank_queue import RankPlan, RankQueue
 from sim.replay.requests import Requests
 from sim.replay.scheduler import Scheduler, scheduler_of
@@ -293,9 +294,17 @@ class LiveReplica:
                 self._decode(lane, spell, until_s)
                 self._free_s[0] = lane.now
             else:
-                self._step_of_spell(lane, spell)
+                lane.spell = spell
+                given_up_s = max(math.nextafter(begin_s, math.inf), self._given_up_s())
+                self._in_turn(sorted(self._busy, key=_NOW), min(until_s, given_up_s))
             if pause and len(self._ends_s) > ended:
                 return
+
+    def _given_up_s(self) -> float:
+        """When the first of those that wait is refused, as long as none of them is let in."""
+        patient = [lane for lane in self._lanes if lane.deployed.patience_s < math.inf]
+        since_s = [lane.deployed.patience_s + rank.waits_since_s for lane in patient for rank in lane.ranks]
+        return min(since_s, default=math.inf)
 
     def _step(self, lane: _Lane) -> None:
         """One step of whatever is due."""
@@ -329,29 +338,53 @@ class LiveReplica:
         self.busy_s += stage_s
         return begin_s, at_s
 
-    def _step_of_spell(self, lane: _Lane, spell: _Spell) -> None:
-        """One step that only decodes, in turn with other microbatches; ranks learn of it at the end of the spell."""
-        begin_s, end_s = self._through_stages(lane.now, spell.next_s, spell.engine_s)
-        if not spell.taken:
-            spell.began_s, lane.spell = begin_s, spell
-            self._gaps(lane, end_s - lane.now, 1)
-        else:  # nobody has stood still since
-            took_s = end_s - lane.now
-            self.log.gaps += [(took_s, rank.sequences) for rank in lane.ranks if rank.sequences]
-        lane.now = end_s
-        spell.taken += 1
-        spell.left -= 1
-        spell.next_s += spell.more_s
-        if not spell.left:
-            self._end_spell(lane)
+    def _in_turn(self, lanes: list[_Lane], until_s: float) -> None:
+        """Steps of microbatches that only decode, in turn; ranks learn of them at the end of a spell.
+
+        Args:
+            lanes: All that are not idle, in their order.
+            until_s: When the next step would begin too late.
+        """
+        spells = list[_Spell]()
+        for lane in lanes:
+            if (spell := lane.spell or lane.decode_spell()) is None:
+                break
+            lane.spell = spell
+            spells.append(spell)
+        stage_s = [spell.next_s / self._stages + spell.engine_s for spell in spells]
+        more_s = [spell.more_s / self._stages for spell in spells]
+        at, most = min(enumerate(spell.left for spell in spells), key=itemgetter(1))
+        last = at + 1  # whose spell ends
+        if len(spells) < len(lanes):  # others' turn comes after one round
+            most, last = 1, last if most == 1 else len(spells)
+        lanes = lanes[: len(spells)]
+        begun_s = [lane.now for lane in lanes]
+        gone, firsts_s, ends_s, self._free_s = in_turn(begun_s, self._free_s, stage_s, more_s, most, last, until_s)
+        for at, (lane, spell, steps) in enumerate(zip(lanes, spells, gone, strict=True)):
+            if not steps:
+                continue
+            if not spell.taken:
+                spell.began_s = lane.now
+            self._gaps(lane, firsts_s[at] - lane.now, 1)  # it may have waited for others' prompts
+            if steps > 1:
+                self._gaps(lane, (ends_s[at] - firsts_s[at]) / (steps - 1), steps - 1)
+            self.busy_s += steps * stage_s[at] + more_s[at] * steps * (steps - 1) / 2
+            lane.now = ends_s[at]
+            spell.taken += steps
+            spell.left -= steps
+            spell.next_s += steps * spell.more_s
+        for lane, spell in zip(lanes, spells, strict=True):
+            if not spell.left:
+                self._end_spell(lane)
 
     def _end_spell(self, lane: _Lane) -> None:
         """Tells the ranks of a microbatch of the steps that they have gone."""
         if (spell := lane.spell) is None:
             return
         lane.spell = None
-        self._note(lane, spell.began_s, lane.now)
-        self._decoded(lane, spell.taken)
+        if spell.taken:
+            self._note(lane, spell.began_s, lane.now)
+            self._decoded(lane, spell.taken)
 
     def _decode(self, lane: _Lane, spell: _Spell, until_s: float) -> None:
         """The steps of a spell that begin before a time, one after the other."""
