@@ -30,7 +30,7 @@ from sim.prices.engine import EngineTimes
 from sim.prices.priced import Interval
 from sim.serving.confidence import ROUNDING, at_confidence_s, slower, surely_kept
 from sim.serving.phases import Batching, Pace, batching, most_sequences, phase_of
-from sim.simulate import degree_limits, evaluate, latency_limits
+from sim.simulate import degree_limits, evaluate, latency_limits, running_requests
 from sim.step.attention_expert_meshes import Stack, sides_of
 from sim.step.breakdown import draft_parts, trusted, unsure_s
 from sim.step.costs import token_rows
@@ -261,6 +261,47 @@ def _state_of(numbers: Floats, like: Batching) -> Batching:
     each: Iterator[Any] = iter(numbers)
     pace, times = Pace(*itertools.islice(each, len(_PACE))), EngineTimes(*itertools.islice(each, len(_TIMES)))
     return Batching(like.decode, like.mixed, pace, times, *each)
+
+
+_Part = tuple[str, ...]
+"""A field of `StepSeconds`, and an op where it has several."""
+
+
+@final
+class _Split:
+    """Seconds by what takes them, which sums and products take as one number.
+
+    Attributes:
+        parts: By name.
+    """
+
+    __array_ufunc__ = None  # arrays leave sums and products with it to it
+    REST = ("rest",)
+    """What is added without a name."""
+
+    def __init__(self, parts: Mapping[_Part, Any]) -> None:
+        self.parts = parts
+
+    @classmethod
+    def of(cls, name: _Part, seconds: Any) -> _Split:
+        """Of one name."""
+        return cls({name: seconds})
+
+    def each(self, made: Callable[[Any], Any]) -> _Split:
+        """The same with what is made of each part."""
+        return _Split({name: made(seconds) for name, seconds in self.parts.items()})
+
+    def __add__(self, other: Any) -> _Split:
+        if isinstance(other, float | int) and not other:
+            return self
+        more = other.parts if isinstance(other, _Split) else {self.REST: other}
+        known = self.parts
+        return _Split({**known, **{name: known[name] + each if name in known else each for name, each in more.items()}})
+
+    def __mul__(self, factor: Any) -> _Split:
+        return self.each(lambda seconds: factor * seconds)
+
+    __radd__, __rmul__ = __add__, __mul__
 
 
 # --- tables -------------------------------------------------------------------------------------------
@@ -715,7 +756,7 @@ class _Terms:
             *_excess(columns.batch, most, waits),
         ]
         if phase_of(workload).mixes and (over.any() or waits.any()):
-            running = _running(workload, columns.batch, most, kv_bytes, needed - allowed)
+            running = running_requests(workload, columns.batch, most, kv_bytes, needed - allowed).astype(np.int64)
             if (fewer := np.flatnonzero(running < columns.batch)).size:  # the others wait
                 again = self._known(columns[fewer], running[fewer], places[:, fewer])
                 known.about[:, fewer], known.send_s[fewer] = again.about, again.send_s
@@ -728,7 +769,7 @@ class _Terms:
         for latency_s, limit_s in zip(surely_s, (workload.tpot_limit_s, workload.ttft_limit_s), strict=True):
             excess += _excess(latency_s, limit_s, latency_s > limit_s * (1 + ROUNDING))
         gpus = columns.tp * columns.dp * columns.cp * pp
-        rate, missed = state.tokens * pp / (state.step_s(*first_and_last) * gpus), _total(np.concatenate(excess))
+        rate, missed = state.throughput(*first_and_last, gpus), _total(np.concatenate(excess))
         if factors.guarded:  # what a strategy's own kernels may be off is known to the last bit one by one
             kept = np.flatnonzero(missed == 0.0)
             longest = self._longest(columns[kept], places[:, kept], known.addends[:, kept])
@@ -756,47 +797,45 @@ class _Terms:
         assert self._stages
         return _each(self._stages, lambda of_all: of_all.take(depths, axis=1))
 
+    def _stage_s(self, known: _Known, stage: Stage, named: Callable[[_Part, Floats], Any] | None = None) -> Any:
+        """Seconds of stages in each kind of step; `named`: what makes an addend of a name and its seconds."""
+        figures = _by_kind(known.addends[..., : self._seconds], self._kinds)
+        layers_s = list[Any]()
+        for group, ops, tensors in zip(self._sum.groups, self._ops, self._tensors, strict=True):
+            costs, moves = list[Any](figures[ops]), list[Any](figures[tensors])
+            if named:
+                of_ops = zip(group.layer.costs, costs, strict=True)
+                costs = [
+                    (named(("kernels", op.name), each[0]), named(("collectives", op.name), each[1]))
+                    for op, each in of_ops
+                ]
+                moves = [[named(("moves",), part_s) for part_s in each] for each in moves]
+            layers_s.append(group.layer.time_s(costs, moves))
+        around = list[Any]((figures[-1, 0], figures[-1, 1], known.send_s.T))
+        met = list[Any](figures[self._tensors[-1].stop : -1, 0])
+        if named:
+            around, met = [named(("vocabulary",), each) for each in around], [named(("moves",), each) for each in met]
+        return stage_s(stage, layers_s, dict(zip(self._pairs, met, strict=True)), VocabularySeconds(*around))
+
     def _stages_s(self, known: _Known, stages: Stage) -> Floats:
         """Seconds of each stage in each kind of step, `[stages, kinds, n]`."""
-        figures = _by_kind(known.addends[..., : self._seconds], self._kinds)
-        layers_s = [
-            group.layer.time_s(list(figures[ops]), list(figures[tensors]))
-            for group, ops, tensors in zip(self._sum.groups, self._ops, self._tensors, strict=True)
-        ]
-        meetings_s = dict(zip(self._pairs, figures[self._tensors[-1].stop : -1, 0], strict=True))
-        vocabulary = VocabularySeconds(figures[-1, 0], figures[-1, 1], known.send_s.T)
-        return stage_s(_each(stages, lambda of_all: of_all[:, None]), layers_s, meetings_s, vocabulary)
+        return self._stage_s(known, _each(stages, lambda of_all: of_all[:, None]))
 
     def step_seconds(self, columns: Strategies) -> StepSeconds:
         """See `step_seconds`, of `block` strategies at most."""
         known, pp = self._known(columns, columns.batch, self._places(columns.dims)), columns.pp
         stages = self._stages_of(known.pipelines)
         slowest = self._stages_s(known, stages).argmax(axis=0), np.arange(len(pp))  # in each kind of step
-        stage = _each(stages, lambda of_all: of_all[slowest])
+        split = self._stage_s(known, _each(stages, lambda of_all: of_all[slowest]), _Split.of)
         state = _state_of(known.about[:_STATE], self._like).through(pp)
-        engine_s = np.zeros(len(pp)) + state.step_s(0.0 * pp, 0.0 * pp)
-        figures = _by_kind(known.addends[..., : self._seconds], self._kinds)
-
-        def mean_s(of_kinds: Floats) -> Floats:
-            return state.step_s(pp * of_kinds[0], pp * of_kinds[-1]) - engine_s
-
-        nothing = np.zeros((self._kinds, len(pp)))
-        met = dict(zip(self._pairs, figures[self._tensors[-1].stop : -1, 0], strict=True))
-        moves = sum([often * met[pair] for pair, often in stage.meetings], nothing)
-        kernels, collectives = dict[str, Floats](), dict[str, Floats]()
-        for group, ops, tensors, often in zip(self._sum.groups, self._ops, self._tensors, stage.layers, strict=True):
-            for cost, each in zip(group.layer.costs, figures[ops], strict=True):
-                kernels[cost.name] = kernels.get(cost.name, nothing) + often * each[0]
-                collectives[cost.name] = collectives.get(cost.name, nothing) + often * each[1]
-            moves = moves + often * figures[tensors].sum(axis=(0, 1))
-        vocabulary_s = stage.first * figures[-1, 0] + stage.last * figures[-1, 1] + known.send_s.T
-        return StepSeconds(
-            {op: mean_s(each) for op, each in kernels.items()},
-            {op: mean_s(each) for op, each in collectives.items()},
-            mean_s(moves),
-            mean_s(vocabulary_s),
-            engine_s,
+        decode_s, mixed_s = (pp * split.each(operator.itemgetter(kind)) for kind in (0, -1))
+        parts = state.step_s(decode_s, mixed_s).parts
+        kernels, collectives = (
+            {op: each_s for (kind, *ops), each_s in parts.items() for op in ops if kind == field}
+            for field in StepSeconds._fields[:2]
         )
+        others = [np.zeros(len(pp)) + parts.get(name, 0.0) for name in (("moves",), ("vocabulary",), _Split.REST)]
+        return StepSeconds(kernels, collectives, *others)
 
     def _bytes(self, known: _Known, stages: Stage, pp: Ints) -> tuple[Floats, Floats, Floats]:
         """Bytes of the fullest stage, of its KV cache, and what it needs; in the last kind of step."""
@@ -879,16 +918,6 @@ def _total_bytes(kinds: Sequence[Any]) -> Floats:
         for at in zip(*np.nonzero(~whole), strict=True):
             total[at] = math.fsum([float(kind[at]) for kind in each])
     return total
-
-
-def _running(workload: Workload, batch: Ints, most: Floats, kv_bytes: Floats, missing: Floats) -> Ints:
-    """Requests that run at once where not all fit: see `sim.simulate`."""
-    share = workload.engine.memory.share if workload.engine and workload.engine.memory.of == "free" else 1.0
-    kv_needed = kv_bytes / share
-    with np.errstate(divide="ignore", invalid="ignore"):
-        fit = np.where(kv_needed > missing, np.floor(batch * (1 - missing / kv_needed)), 1)
-    fit = np.where(missing > 0, fit, batch)
-    return np.maximum(1, np.minimum(fit, most)).astype(np.int64)
 
 
 def _total(rows: Floats) -> Floats:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from sim.arrays import larger, smaller
 from sim.evaluation import Evaluation, Memory, Violation, told_apart
 from sim.ops.rank import OpCost, Rank
 from sim.serving.confidence import ROUNDING, at_confidence_s, slower
@@ -40,18 +40,17 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
     (256, True)
     """
     workload = with_vocabulary(workload, strategy.vocabulary)
-    state = steady_state(workload, strategy)
+    gpus, state = strategy.gpus, steady_state(workload, strategy)
     tpot_s = state.batching.tpot_s(state.decode_s, state.mixed_s)
     ttft_s = state.batching.ttft_s(state.decode_s, state.mixed_s)
-    step_s = state.batching.step_s(state.decode_s, state.mixed_s)
     prompt_share = state.batching.prompt_share(state.decode_s, state.mixed_s)
     first, last, factors = state.steps[0], state.steps[-1], slower(workload)
     token = factors.token(prompt_share) if factors.guarded else 1.0
     found = Evaluation(
         strategy=strategy,
-        tokens_per_s_per_gpu=state.batching.tokens * strategy.pp / (step_s * strategy.gpus),
+        tokens_per_s_per_gpu=state.batching.throughput(state.decode_s, state.mixed_s, gpus),
         tpot_s=tpot_s,
-        gpus=strategy.gpus,
+        gpus=gpus,
         memory_bytes=state.memory,
         violations=(
             *degree_limits(workload, strategy),
@@ -109,7 +108,8 @@ def steady_state(workload: Workload, strategy: Strategy) -> SteadyState:
     ]
     violations = (*choice_limits, *room)
     if room and phase_of(workload).mixes:
-        running = _running(workload, strategy, needed, allowed, memory.kv_cache)
+        most = most_sequences(workload, strategy.attention_dp)
+        running = int(running_requests(workload, strategy.batch, most, memory.kv_cache, needed - allowed))
         if running < strategy.batch:
             state = batching(workload, running, strategy.attention_dp).through(strategy.pp)
             stacks = [sides_of_strategy(workload, load, strategy) for load in state.loads]
@@ -118,19 +118,23 @@ def steady_state(workload: Workload, strategy: Strategy) -> SteadyState:
     return SteadyState(state, steps, memory, violations, decode_s, mixed_s)
 
 
-def _running(workload: Workload, strategy: Strategy, needed: float, allowed: float, kv_bytes: float) -> int:
-    """Requests that run at once where not all fit: those whose cache does, and that the scheduler lets run.
+def running_requests(workload: Workload, batch: Any, most: Any, kv_bytes: Any, missing_bytes: Any) -> Any:
+    """Requests that run at once where not all fit, a whole number: those whose cache does, and that may run.
 
     The cache has what weights and the activations of all requests asked for leave, since an engine sets aside at its
     start what its largest batch needs (vLLM 0.11, `determine_available_memory`: it runs one); so a batch asked too
     large runs a little fewer.
+
+    Args:
+        workload: Of which engine.
+        batch: Requests asked for; an array of several, as what follows.
+        most: That the scheduler lets run.
+        kv_bytes: Of the KV cache of all that are asked for.
+        missing_bytes: What they need beyond what is allowed.
     """
-    fit = strategy.batch
-    if needed > allowed:
-        share = workload.engine.memory.share if workload.engine and workload.engine.memory.of == "free" else 1.0
-        kv_needed = kv_bytes / share
-        fit = math.floor(strategy.batch * (1 - (needed - allowed) / kv_needed)) if kv_needed > needed - allowed else 1
-    return int(max(1, min(fit, most_sequences(workload, strategy.attention_dp))))
+    share = workload.engine.memory.share if workload.engine and workload.engine.memory.of == "free" else 1.0
+    kept = 1 - larger(0.0, missing_bytes) / larger(1.0, missing_bytes, kv_bytes / share)  # at least a byte: none is 0
+    return larger(1, smaller(batch * kept // 1, most))
 
 
 def _room_limits(workload: Workload, strategy: Strategy, needed: float, allowed: float) -> Iterator[Violation]:

@@ -61,12 +61,14 @@ class Memo:
     Attributes:
         ops: By name and choice of the op.
         vocabulary: Of embedding, LM head and sampling: a `sim.step.vocabulary_layers.VocabularyCost`.
+        vocabulary_work: What each of the three does, by name.
         moves: Seconds of a tensor's redistributions, by name, the other side's degree and load, and the choices.
         alike: Of many meshes' GPUs, seconds of a redistribution, by all that decides it.
     """
 
     ops: dict[tuple[str, int], OpCost] = field(default_factory=dict[tuple[str, int], OpCost])
     vocabulary: Any = None
+    vocabulary_work: dict[str, Work] = field(default_factory=dict[str, "Work"])
     moves: dict[tuple[str, int, float, bool, tuple[int, ...]], tuple[float, ...]] = field(
         default_factory=dict[tuple[str, int, float, bool, tuple[int, ...]], tuple[float, ...]]
     )

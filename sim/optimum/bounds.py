@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,11 +34,11 @@ from sim.optimum.addend_tables import (
 )
 from sim.optimum.spaces import Space
 from sim.serving.confidence import ROUNDING, slower
-from sim.serving.phases import Batching, batching, most_sequences
+from sim.serving.phases import Batching, StepLine, batching, most_sequences, throughput
 from sim.step.attention_expert_meshes import Sides, sides_of
 from sim.step.layer import GroupSum
 from sim.step.pipeline import Stage, pipeline
-from sim.step.stage import base_of, meeting_s, room, stage_bytes, stage_s, step_sum, vocabulary_seconds
+from sim.step.stage import base_of, meeting_s, room, stage_room, stage_s, step_sum, vocabulary_seconds
 
 SLACK = 1 - 1e-9
 """Bounds are wider by so much than they come out: sums round, and so do costs by which routes are compared."""
@@ -181,7 +181,7 @@ class Bounds:
         if step_s <= 0.0:
             return math.inf
         tokens = batching(self.space.workload, high, mesh[2]).tokens
-        return tokens * pp / (SLACK * step_s * math.prod(mesh[:3]) * pp)
+        return throughput(tokens, pp, SLACK * step_s, math.prod(mesh[:3]) * pp)
 
     def runs(self, mesh: Mesh, batch: int) -> bool:
         """Whether an engine's scheduler lets such a batch run, and so a smaller one."""
@@ -189,12 +189,12 @@ class Bounds:
 
     def _sum(self, parts: Parts, pp: int, stage: Stage, fullest: Stage, multipliers: Multipliers) -> list[Factor]:
         workload, state = self.space.workload, parts.state.through(pp)
-        kinds = _linear(state.step_s), _linear(state.tpot_s), _linear(state.ttft_s)
+        kinds = [StepLine.of(latency_s) for latency_s in (state.step_s, state.tpot_s, state.ttft_s)]
         weights = 1.0, multipliers.tpot, multipliers.ttft
         longer = slower(workload)
         limits_s = 0.0, longer.tpot_limit_s, longer.ttft_limit_s
         constant = sum(
-            weight * (kind[0] - limit_s * (1 + 2 * ROUNDING))
+            weight * (kind.constant_s - limit_s * (1 + 2 * ROUNDING))
             for weight, kind, limit_s in zip(weights, kinds, limits_s, strict=True)
             if weight
         )
@@ -223,8 +223,7 @@ class Bounds:
         """Bytes of a stage beyond what is allowed, but for activations that the choices decide."""
         workload, stack = self.space.workload, parts.stacks[-1]
         base, groups = base_of(stack), len(stack)
-        kinds = stage_bytes(workload, stage, pp, [0.0] * groups, [0.0] * groups, 0.0, base)
-        needed, allowed = room(workload, sum(kinds), kinds[1])
+        needed, allowed = stage_room(workload, stage, pp, [0.0] * groups, [0.0] * groups, 0.0, base)
         yield Factor((), np.array(per_byte * (SLACK * needed - allowed)))
         kv_share = room(workload, 1.0, 1.0)[0]
         for count, of_weights, of_kv in zip(stage.layers, parts.weights, parts.kv, strict=True):
@@ -295,9 +294,3 @@ def _at(place: Mapping[Any, int], factors: Iterable[Factor]) -> Iterator[Factor]
 
 def _times(often: float, factors: Iterable[Factor]) -> Iterator[Factor]:
     return (Factor(places, often * table) for places, table in factors)
-
-
-def _linear(of: Callable[[float, float], float]) -> tuple[float, float, float]:
-    """A latency as a constant, and how often the seconds of each kind of step count in it."""
-    constant = of(0.0, 0.0)
-    return constant, of(1.0, 0.0) - constant, of(0.0, 1.0) - constant

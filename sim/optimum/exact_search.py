@@ -49,7 +49,7 @@ from sim.optimum.sums import (
 )
 from sim.optimum.vocabulary_choices import VocabularyChoice, unbeaten_vocabulary_choices
 from sim.serving.confidence import ABOUT, ROUNDING, Slower, slower
-from sim.serving.phases import Batching, batching, most_sequences
+from sim.serving.phases import Batching, batching, most_sequences, throughput
 from sim.simulate import degree_violations, evaluate
 from sim.step.attention_expert_meshes import Stack, attention_rank, experts_rank, sides
 from sim.step.pipeline import meet
@@ -456,7 +456,7 @@ class _Search:
     def _push(self, heap: list[_Range], each: _Range) -> None:
         """Adds a range, of whose smallest batch all is known, unless nothing in it is better than the best."""
         tokens, gpus = self._tokens(self.space.batch[each.high], each.mesh[2]), self._gpus(each.mesh, each.pp)
-        value = self.ranking.score(tokens * each.pp / (each.step_s * gpus), gpus)
+        value = self.ranking.score(throughput(tokens, each.pp, each.step_s, gpus), gpus)
         if self.ranking.worth_a_look(value, (*each.mesh, each.pp), gpus):
             heapq.heappush(heap, each._replace(least_value=-value))
 
@@ -515,7 +515,7 @@ class _Search:
         gpus, degrees = self._gpus(mesh, pp), (*mesh, pp)
 
         def worth(step_s: float) -> float:
-            return self.ranking.score(start.state.tokens * pp / (step_s * gpus), gpus)
+            return self.ranking.score(throughput(start.state.tokens, pp, step_s, gpus), gpus)
 
         layers = self._layers(mesh, batch)
         if len(start.units) == 1:
@@ -554,7 +554,7 @@ class _Search:
         state, workload = start.state.through(pp), self.workload
         stages_s = [pp * slowest_stage_s(stack, pp, layers, kind, met=not apart) for kind, stack in enumerate(stacks)]
         decode_s, mixed_s = stages_s[0], stages_s[-1]
-        allowed = fits(workload, stacks[-1], pp, layers.figures)
+        allowed = fits(stacks[-1], pp, layers.figures)
         longest = (1 + ROUNDING) / (SLACK if apart else 1.0)
         if state.decode is not None:
             tpot_s = state.tpot_s(decode_s, mixed_s)

@@ -28,20 +28,20 @@ from sim.ops.layers import layer_ops
 from sim.optimum.addend_tables import ACTIVATION_BYTES, KV_BYTES, TIME_S, WEIGHT_BYTES, AddendTables, Factor, joined
 from sim.optimum.spaces import Space, space_of
 from sim.serving.confidence import ROUNDING, slower
-from sim.serving.phases import batching, most_sequences, phase_of
+from sim.serving.phases import StepLine, batching, most_sequences, phase_of, throughput
 from sim.simulate import degree_violations, evaluate
 from sim.step.attention_expert_meshes import Sides, sides
 from sim.step.costs import rank_of
 from sim.step.pipeline import Stage, pipeline, pipelines
-from sim.step.stage import base_of, room, stage_bytes, stage_s, vocabulary_seconds
+from sim.step.stage import base_of, stage_room, stage_s, vocabulary_seconds
 from sim.strategy import Strategy
 from sim.workload import Workload
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 _BIN_BITS = 12
 """Bits of a single-precision number that a bin of the histogram is blind to; the eleven before them tell 0.05 %."""
-Stages = list[tuple[int, float]]
-"""(layers, most seconds of everything else) of pipeline stages."""
+Stages = list[tuple[float, float]]
+"""Of pipeline stages a line over the seconds of a layer: how often these count, and everything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,20 +213,22 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
         return
     state = batching(workload, batch, ep)
     assert state.decode is not None
-    rank, engine_s = rank_of(workload, state.decode, tp, ep), state.pace.engine_s(state.times)
+    rank = rank_of(workload, state.decode, tp, ep)
     alone = sides(rank, rank)
     tpot_limit_s = slower(workload).tpot_limit_s * (1 + ROUNDING)
 
     @functools.cache
-    def factor(pp: int) -> float:
-        return state.times.kernel_factor * state.through(pp).pace.drag
-
-    @functools.cache
     def longest(pp: int, last_choice: int) -> tuple[Stages, float]:
-        """Stages of a pipeline, and seconds that a layer may take in them."""
-        parts = _stages_of(alone, pp, last_choice)
-        limit_s = (tpot_limit_s * state.pace.gained / pp - engine_s) / factor(pp)
-        return parts, min((limit_s - vocabulary_s) / layers for layers, vocabulary_s in parts)
+        """Seconds per token and GPU by each stage of a pipeline, and seconds that a layer may take in them."""
+        through, parts = state.through(pp), _stages_of(alone, pp, last_choice)
+        step, tpot = StepLine.of(through.step_s), StepLine.of(through.tpot_s)
+        limit_s = (tpot_limit_s - tpot.constant_s) / (tpot.decode * pp)
+        each_token = 1 / throughput(state.tokens, pp, 1.0, tp * ep * pp)
+        lines = [
+            (each_token * step.decode * pp * layers, each_token * (step.decode * pp * vocabulary_s + step.constant_s))
+            for layers, vocabulary_s in parts
+        ]
+        return lines, min((limit_s - vocabulary_s) / layers for layers, vocabulary_s in parts)
 
     choices, alike = space.choices, 1
     if not dims_matter(Strategy(tp, ep, 1, batch, tuple(itertools.chain(*choices.values())))):  # all come to the same
@@ -254,7 +256,7 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
         left_s, right_s = left.time_s[at, to] + own_s, right.time_s[at, to]
         quickest_s, grid = float(left_s.min() + right_s.min()), None
         for pp in depths:
-            parts, longest_s = longest(pp, separators[rank.layer.stream.producer])
+            of_stages, longest_s = longest(pp, separators[rank.layer.stream.producer])
             if quickest_s > longest_s:
                 continue
             room_for, some, every = rooms.of(peak_bytes, pp)
@@ -274,11 +276,6 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
             if not feasible_s.size:
                 continue
             least_s = feasible_s.min()
-            each_token = tp * ep * pp / state.tokens
-            of_stages = [
-                (each_token * factor(pp) * layers, each_token * (factor(pp) * vocabulary_s + engine_s))
-                for layers, vocabulary_s in parts
-            ]
             landscape.count(_slowest(feasible_s, of_stages), _slowest(least_s, of_stages), alike)
             if _tokens_per_s(float(least_s) * _ROUNDED, of_stages) <= landscape.best_tokens_per_s_per_gpu:
                 continue
@@ -367,8 +364,7 @@ class _Rooms:
         """[depths, left sizes, right sizes]."""
         pp, stages, starts = _side_by_side(self._workload, self._depths)
         peak = np.maximum(self._inner_bytes, peak_bytes)
-        kinds = stage_bytes(self._workload, stages, pp, *self._held, peak, self._base)
-        needed, allowed = room(self._workload, sum(kinds), kinds[1])
+        needed, allowed = stage_room(self._workload, stages, pp, *self._held, peak, self._base)
         return np.logical_and.reduceat(needed <= allowed, starts, axis=0)
 
 

@@ -10,26 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sim.arrays import Floats, Ints
+from sim.arrays import Flags, Floats, Ints
 from sim.layers.ops import crossing_tensors
 from sim.optimum.fronts import Front, FrontFigures, LayerSide, keys_of, kinds_of, unbeaten_within
 from sim.step.attention_expert_meshes import Stack
-from sim.step.pipeline import Pair, pipeline, pipelines
+from sim.step.pipeline import Pair, Stage, pipeline, pipelines
 from sim.step.stage import (
     VocabularySeconds,
     base_of,
     end_group,
     end_of,
     meeting_s,
-    room,
-    stage_bytes,
+    stage_room,
     stage_s,
     stream_send_s,
     vocabulary_seconds,
 )
-from sim.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,29 +192,34 @@ def _fewer(layers: Layers, units: Sequence[Unit]) -> Layers:
 # --- stages -------------------------------------------------------------------------------------------
 
 
-def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int, *, met: bool = True) -> Floats:
-    """[n] seconds of the slowest stage of a pipeline, in a step of one kind.
+def stages_s(stack: Stack, pp: int, layers: Layers, kind: int, stages: Sequence[Stage]) -> list[Floats]:
+    """[n] seconds of each of some stages, in a step of one kind.
 
     Args:
         stack: Both sides of a GPU, per group.
-        pp: Pipeline stages.
+        pp: Stages of their pipeline.
         layers: What they are made of.
         kind: Of step.
-        met: Whether meetings of groups count.
+        stages: Which ones.
     """
     end = end_of(stack)
     last = layers.end(end_group(stack), end.experts.layer.stream.producer)
-    stages = [each if met else each._replace(meetings=()) for each in pipeline(end.experts.workload, pp)]
-    met_s = {pair: meetings_s(stack, layers, pair) for pair in {pair for each in stages for pair, _ in each.meetings}}
+    met_s = {pair: _meetings_s(stack, layers, pair) for pair in {pair for each in stages for pair, _ in each.meetings}}
     choices, which = np.unique(last, return_inverse=True)
     around = np.array([vocabulary_seconds(end, pp, choice)[:3] for choice in choices.tolist()]).reshape(-1, 3)[which]
-    of_stages_s = (
-        stage_s(stage, layers.figures.times_s[kind], met_s, VocabularySeconds(*around.T)) for stage in stages
-    )
-    return functools.reduce(np.maximum, of_stages_s)
+    vocabulary = VocabularySeconds(*around.T)
+    return [stage_s(stage, layers.figures.times_s[kind], met_s, vocabulary) for stage in stages]
 
 
-def meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:
+def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int, *, met: bool = True) -> Floats:
+    """[n] the most of those of a pipeline; `met`: whether meetings of groups count."""
+    stages = pipeline(end_of(stack).experts.workload, pp)
+    if not met:
+        stages = [each._replace(meetings=()) for each in stages]
+    return functools.reduce(np.maximum, stages_s(stack, pp, layers, kind, stages))
+
+
+def _meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:
     """[n] extra seconds of one meeting of two groups."""
     (left, right), (leaves, takes) = pair, (stack[group].experts.layer.stream for group in pair)
     columns = [layers.end(left, op) for op in leaves.ends] + [layers.end(right, op) for op in takes.consumers]
@@ -225,13 +227,13 @@ def meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:
     return np.array([meeting_s(stack, pair, choices) for choices in kinds])[which]
 
 
-def fits(workload: Workload, stack: Stack, pp: int, figures: FrontFigures) -> NDArray[np.bool_]:
-    """[n] whether weights, cache and activations of every stage have room."""
-    base, held = base_of(stack), (list(figures.weight_bytes), list(figures.kv_bytes), figures.peak_bytes)
+def fits(stack: Stack, pp: int, figures: FrontFigures, stages: Sequence[Stage] = ()) -> Flags:
+    """[n] whether weights, cache and activations of every stage, or of each of some, have room."""
+    workload, base = end_of(stack).experts.workload, base_of(stack)
+    held = list(figures.weight_bytes), list(figures.kv_bytes), figures.peak_bytes
     allowed_all = np.ones(figures.peak_bytes.shape, dtype=bool)
-    for stage in pipeline(workload, pp):
-        kinds = stage_bytes(workload, stage, pp, *held, base)
-        needed, allowed = room(workload, sum(kinds), kinds[1])
+    for stage in stages or pipeline(workload, pp):
+        needed, allowed = stage_room(workload, stage, pp, *held, base)
         allowed_all &= needed <= allowed
     return allowed_all
 
@@ -250,5 +252,4 @@ def least_needed_bytes(stack: Stack, depths: tuple[int, ...], weights: Sequence[
     """[depths] bytes that the fullest stage needs by the memory policy, no op's inputs and output counted."""
     workload = end_of(stack).experts.workload
     each = pipelines(workload, depths)
-    kinds = stage_bytes(workload, each.stages, each.pp, weights, kv, 0.0, base_of(stack))
-    return each.most(room(workload, sum(kinds), kinds[1])[0])
+    return each.most(stage_room(workload, each.stages, each.pp, weights, kv, 0.0, base_of(stack))[0])

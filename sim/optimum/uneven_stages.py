@@ -30,13 +30,13 @@ from sim.optimum.bounds import Bounds, Mesh, Multipliers
 from sim.optimum.exact_search import find_best, layers_on
 from sim.optimum.fronts import keys_of
 from sim.optimum.spaces import Space, space_of_batches
-from sim.optimum.sums import Layers, meetings_s
+from sim.optimum.sums import Layers, fits, stages_s
 from sim.serving.confidence import slower
 from sim.serving.phases import Batching, batching, most_sequences, phase_of
 from sim.simulate import degree_violations, evaluate
 from sim.step.attention_expert_meshes import Stack
 from sim.step.pipeline import Stage, stage_between
-from sim.step.stage import VocabularySeconds, base_of, end_group, end_of, room, stage_bytes, stage_s, vocabulary_seconds
+from sim.step.stage import end_of
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -179,6 +179,42 @@ def _most(space: Space, bounds: Bounds | None, mesh: Mesh, low: int, high: int) 
     return bounds.tokens_per_s_per_gpu(mesh, 1, largest, all_s)
 
 
+class _Stages:
+    """Stages of the pipelines of one mesh and batch, priced as they are asked for.
+
+    Args:
+        layers: Combinations of choices, n of them.
+        stacks: Both sides of a GPU per group of layers, in each kind of step.
+        alike: [n] which of them are one place, of which a stage may have the fastest; each has its own if not given.
+    """
+
+    def __init__(self, layers: Layers, stacks: Sequence[Stack], alike: Ints | None = None) -> None:
+        self._layers, self._stacks, self._workload = layers, stacks, end_of(stacks[0]).experts.workload
+        self._alike, self._known = alike, dict[tuple[Stage, int], tuple[Floats, Ints]]()
+
+    def between(self, start: int, end: int, pp: int) -> tuple[Floats, Ints]:
+        """The stage with the layers from one up to another.
+
+        Returns:
+            [kinds of step, places] its seconds, infinite where it has no room, and [places] of which combination.
+        """
+        stage = stage_between(self._workload, start, end, first=start == 0, last=end == self._workload.model.layers)
+        found = self._known.get((stage, pp))
+        if found is None:
+            found = self._known[stage, pp] = self._priced(stage, pp)
+        return found
+
+    def _priced(self, stage: Stage, pp: int) -> tuple[Floats, Ints]:
+        room = fits(self._stacks[-1], pp, self._layers.figures, [stage])
+        each_s = [stages_s(stack, pp, self._layers, kind, [stage])[0] for kind, stack in enumerate(self._stacks)]
+        seconds: Floats = np.where(room, each_s, np.inf)
+        if self._alike is None:
+            return seconds, np.arange(len(room))
+        order = np.lexsort((seconds[0], self._alike))
+        first = order[np.unique(self._alike[order], return_index=True)[1]]
+        return seconds[:, first], first
+
+
 class _Pipelines:
     """The pipelines of one mesh and batch; arrays have a place for each combination of choices that can win, [n].
 
@@ -198,22 +234,19 @@ class _Pipelines:
         own: bool,
     ) -> None:
         self._space, self._workload, self._mesh, self._batch = space, space.workload, mesh, batch
-        self._layers, self._stack, self._state, self._own = layers, stack, state, own
-        stream = stack[end_group(stack)].experts.layer.stream
-        self._last = layers.end(end_group(stack), stream.producer)
-        columns = [layers.end(group, op) for group, each in enumerate(stack) for op in each.experts.layer.stream.ends]
-        self._alike = np.unique(keys_of(columns), return_inverse=True)[1]
-        self._known: dict[tuple[Stage, int], tuple[Floats, Ints]] = {}
+        self._layers, self._state, alike = layers, state, None
+        if own:
+            ends = [(group, op) for group, each in enumerate(stack) for op in each.experts.layer.stream.ends]
+            alike = np.unique(keys_of([layers.end(*each) for each in ends]), return_inverse=True)[1]
+        self._stages = _Stages(layers, [stack], alike)
 
     def best(self, pp: int) -> UnevenStages | None:
         """The best of so many stages: where each ends is decided from the first stage on."""
         layers = self._workload.model.layers
         if not self._has_room(pp):
             return None
-        places = int(self._alike.max()) + 1 if self._own else len(self._last)
-        least: Floats = np.full(
-            (layers + 1, places), np.inf
-        )  # seconds of the slowest stage of the first so many layers
+        places = len(self._stages.between(0, 1, pp)[1])
+        least: Floats = np.full((layers + 1, places), np.inf)  # of the slowest stage of the first so many layers
         least[0] = 0.0
         starts: list[Ints] = []  # where the stage that ends there begins
         for stage in range(pp):
@@ -221,7 +254,7 @@ class _Pipelines:
             starts.append(np.zeros(least.shape, np.int64))
             for end in [layers] if stage == pp - 1 else range(stage + 1, layers - pp + stage + 2):
                 for start in range(stage, end if stage else 1):
-                    slowest = np.maximum(before[start], self._stage(start, end, pp)[0])
+                    slowest = np.maximum(before[start], self._stages.between(start, end, pp)[0][0])
                     better = slowest < least[end]
                     least[end, better], starts[-1][end, better] = slowest[better], start
         place = int(least[layers].argmin())
@@ -231,15 +264,15 @@ class _Pipelines:
     def _has_room(self, pp: int) -> bool:
         """Whether so many stages have room for all layers: each takes as many as it has room for."""
         layers = self._workload.model.layers
-        ends: Ints = np.zeros(len(self._stage(0, 1, pp)[0]), np.int64)
+        ends: Ints = np.zeros(len(self._stages.between(0, 1, pp)[1]), np.int64)
         for _ in range(pp):
             further = ends.copy()
             for start in np.unique(ends).tolist():
                 for end in range(start + 1, layers + 1):
-                    fits = (ends == start) & np.isfinite(self._stage(start, end, pp)[0])
-                    if not fits.any():
+                    longer = (ends == start) & np.isfinite(self._stages.between(start, end, pp)[0][0])
+                    if not longer.any():
                         break
-                    further[fits] = end
+                    further[longer] = end
             ends = further
         return bool((ends == layers).any())
 
@@ -254,38 +287,13 @@ class _Pipelines:
         ends.reverse()
         tp, cp, dp, ep = self._mesh
         degrees = Strategy(tp, ep, pp, self._batch, (), cp, None if (cp, dp) == (1, ep) else dp)
-        of_stages = [int(self._stage(start, end, pp)[1][place]) for start, end in itertools.pairwise(ends)]
+        of_stages = [int(self._stages.between(start, end, pp)[1][place]) for start, end in itertools.pairwise(ends)]
         dims = tuple(self._space.plain(replace(degrees, dims=self._layers.dims(each))).dims for each in of_stages)
         strategy = replace(degrees, dims=dims[0])
-        rate = state.tokens * pp / (float(state.step_s(step_s, step_s)) * strategy.gpus)
+        rate = float(state.throughput(step_s, step_s, strategy.gpus))
         return UnevenStages(
             strategy, tuple(end - start for start, end in itertools.pairwise(ends)), dims, rate, tpot_s, ttft_s
         )
-
-    def _stage(self, start: int, end: int, pp: int) -> tuple[Floats, Ints]:
-        """Seconds of a stage, infinite where it has no room, and of which combination, at each place."""
-        stage = stage_between(self._workload, start, end, first=start == 0, last=end == self._workload.model.layers)
-        key = (stage, pp)
-        if key not in self._known:
-            self._known[key] = self._priced(stage, pp)
-        return self._known[key]
-
-    def _priced(self, stage: Stage, pp: int) -> tuple[Floats, Ints]:
-        workload, figures, end = self._workload, self._layers.figures, end_of(self._stack)
-        met = {pair: meetings_s(self._stack, self._layers, pair) for pair, _ in stage.meetings}
-        choices, which = np.unique(self._last, return_inverse=True)
-        seconds_of = [vocabulary_seconds(end, pp, choice)[:3] for choice in choices.tolist()]
-        vocabulary = np.array(seconds_of).reshape(-1, 3)[which]
-        seconds = stage_s(stage, list(figures.times_s[0]), met, VocabularySeconds(*vocabulary.T))
-        held = list(figures.weight_bytes), list(figures.kv_bytes), figures.peak_bytes
-        kinds = stage_bytes(workload, stage, pp, *held, base_of(self._stack))
-        needed, allowed = room(workload, sum(kinds), kinds[1])
-        seconds = np.where(needed <= allowed, seconds, np.inf)
-        if not self._own:
-            return seconds, np.arange(len(seconds))
-        order = np.lexsort((seconds, self._alike))
-        first = order[np.unique(self._alike[order], return_index=True)[1]]
-        return seconds[first], first
 
 
 class _Way(NamedTuple):
@@ -307,8 +315,7 @@ class _PlannedPipelines:
         self, space: Space, mesh: Mesh, batch: int, layers: Layers, stacks: Sequence[Stack], state: Batching
     ) -> None:
         self._space, self._workload, self._layers, self._state = space, space.workload, layers, state
-        self._mesh, self._batch, self._stacks = mesh, batch, stacks
-        self._known: dict[tuple[Stage, int], tuple[float, ...] | None] = {}
+        self._mesh, self._batch, self._stages = mesh, batch, _Stages(layers, stacks)
 
     def best(self, pp: int, reached: float) -> UnevenStages | None:
         """The best of so many stages, if it is better than what has been reached."""
@@ -318,17 +325,17 @@ class _PlannedPipelines:
         strategy = Strategy(tp, ep, pp, self._batch, dims, cp, None if (cp, dp) == (1, ep) else dp)
 
         def rate(slowest_s: Sequence[float]) -> float:
-            return state.tokens * pp / (float(state.step_s(pp * slowest_s[0], pp * slowest_s[-1])) * strategy.gpus)
+            return float(state.throughput(pp * slowest_s[0], pp * slowest_s[-1], strategy.gpus))
 
-        ways: dict[int, list[_Way]] = {0: [_Way((0.0,) * len(self._stacks), ())]}
+        ways: dict[int, list[_Way]] = {0: [_Way((0.0,) * len(state.loads), ())]}
         for stage in range(pp):
             further: dict[int, list[_Way]] = {}
             for end in [layers] if stage == pp - 1 else range(stage + 1, layers - pp + stage + 2):
                 longer: list[_Way] = []
                 for start, before in ways.items():
-                    seconds = self._stage_s(start, end, pp) if start < end else None
-                    for way in before if seconds else ():
-                        slowest_s = tuple(map(max, way.slowest_s, seconds or ()))
+                    seconds = self._stages.between(start, end, pp)[0][:, 0].tolist() if start < end else [math.inf]
+                    for way in before if math.isfinite(seconds[0]) else ():
+                        slowest_s = tuple(map(max, way.slowest_s, seconds))
                         if rate(slowest_s) > reached:
                             longer.append(_Way(slowest_s, (*way.ends, end)))
                 if longer:
@@ -341,29 +348,6 @@ class _PlannedPipelines:
                 own = found.tokens_per_s_per_gpu, found.tpot_s, found.ttft_s
                 return UnevenStages(strategy, counts, (dims,) * pp, *own)
         return None
-
-    def _stage_s(self, start: int, end: int, pp: int) -> tuple[float, ...] | None:
-        """Seconds of a stage per kind of step; None where it has no room."""
-        stage = stage_between(self._workload, start, end, first=start == 0, last=end == self._workload.model.layers)
-        key = (stage, pp)
-        if key not in self._known:
-            self._known[key] = self._priced(stage, pp)
-        return self._known[key]
-
-    def _priced(self, stage: Stage, pp: int) -> tuple[float, ...] | None:
-        workload, figures = self._workload, self._layers.figures
-        held = list(figures.weight_bytes[:, 0]), list(figures.kv_bytes[:, 0]), float(figures.peak_bytes[0])
-        kinds = stage_bytes(workload, stage, pp, *held, base_of(self._stacks[-1]))
-        needed, allowed = room(workload, sum(kinds), kinds[1])
-        if needed > allowed:
-            return None
-        found: list[float] = []
-        for kind, stack in enumerate(self._stacks):
-            met = {pair: float(meetings_s(stack, self._layers, pair)[0]) for pair, _ in stage.meetings}
-            last = int(self._layers.end(end_group(stack), stack[end_group(stack)].experts.layer.stream.producer)[0])
-            vocabulary = vocabulary_seconds(end_of(stack), pp, last)
-            found.append(float(stage_s(stage, figures.times_s[kind, :, 0].tolist(), met, vocabulary)))
-        return tuple(found)
 
 
 def _unbeaten(ways: Sequence[_Way]) -> list[_Way]:

@@ -8,26 +8,26 @@ choices decide are priced once and added up for all.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 
 from sim.arrays import Floats
+from sim.ops.rank import Rank
 from sim.step.attention_expert_meshes import Sides, Stack
-from sim.step.costs import seconds
-from sim.step.speculative_decoding import draft_of
-from sim.step.stage import end_group
+from sim.step.pipeline import Stage
+from sim.step.speculative_decoding import drafts
+from sim.step.stage import draft_of, end_group, vocabulary_held
 from sim.step.vocabulary_layers import (
+    HEAD_ADDENDS,
+    HeadSeconds,
     embedding_s,
-    entering,
+    entering_s,
     head_activation_bytes,
-    kernels_s,
-    logits_moved,
     sides_with_vocabulary,
-    tokens_moved,
     vocabulary_bytes,
-    vocabulary_work,
 )
 from sim.strategy import ENGINES_VOCABULARY
 
@@ -58,7 +58,7 @@ def unbeaten_vocabulary_choices(
     asked = list(itertools.product(*tables))
     end = [stack[end_group(stack)] for stack in stacks]
     columns = [each for sides in end for each in _seconds(sides, tables, last_choices)] + _bytes(end[-1], tables)
-    figures = np.stack([column.ravel() for column in columns], axis=-1)
+    figures = np.stack([column.ravel() for column in np.broadcast_arrays(*columns)], axis=-1)
     kept: list[int] = []
     for at in np.lexsort(figures.T[::-1]).tolist():  # whoever beats it comes before it
         if not any((figures[other] <= figures[at]).all() for other in kept):
@@ -75,50 +75,51 @@ def _lying_so(stack: Stack, choices: tuple[int, ...]) -> Stack:
 
 def _seconds(sides: Sides, tables: Tables, last_choices: Sequence[int]) -> list[Floats]:
     """[embedding, head, sampling] of the first and of the last end, by the last op's choice; and of the draft."""
-    size = tuple(map(len, tables))
-    looked, heads, sampled = (_alone(sides, table, at) for at, table in enumerate(tables))
-    own_s = np.array([kernels_s(each.attention, "lm_head") for each in heads])
-    inside_s = np.array([seconds(vocabulary_work(each.attention, "lm_head").collectives) for each in heads])
-    offered_s = np.array([seconds(vocabulary_work(each.attention, "sampling").collectives) for each in sampled])
-    logits_s, tokens_s = np.zeros(size[1:]), np.zeros((size[0], 1, size[2]))
-    for (row, head), (column, sampling) in itertools.product(enumerate(tables[1]), enumerate(tables[2])):
-        logits_s[row, column] = seconds(
-            logits_moved(sides_with_vocabulary(sides, (ENGINES_VOCABULARY[0], head, sampling)).attention)
-        )
-    for (row, looked_up), (column, sampling) in itertools.product(enumerate(tables[0]), enumerate(tables[2])):
-        tokens_s[row, 0, column] = seconds(
-            tokens_moved(sides_with_vocabulary(sides, (looked_up, ENGINES_VOCABULARY[1], sampling)).attention)
-        )
-    around_s = (own_s + inside_s)[:, None] + logits_s + offered_s + tokens_s
-    found: list[Floats] = []
-    if sides.attention.workload.speculation:  # a draft of the model's own layers has its embedding and head
-        drafts_s = [draft_of(sides_with_vocabulary(sides, each)).time_s for each in itertools.product(*tables)]
-        found.append(np.reshape(drafts_s, size))
+    tabulated = partial(_tabulated, lru_cache(None)(partial(sides_with_vocabulary, sides)), tables)
+    head = HeadSeconds(*[tabulated(each.ops, partial(_of_attention, each.price)) for each in HEAD_ADDENDS])
+    found = [tabulated((0, 1, 2), _draft_s)] if drafts(sides.attention.workload) else []  # its ends lie as the model's
     for choice in last_choices:
-        first_s = np.array([embedding_s(each, choice) for each in looked])
-        enter_s = np.array([seconds(entering(each, choice)) for each in heads])
-        found += [np.broadcast_to(first_s[:, None, None], size), around_s + enter_s[:, None]]
+        found.append(tabulated((0,), partial(embedding_s, last_choice=choice)))
+        found.append(head.total_s(tabulated((1,), partial(entering_s, last_choice=choice))))
     return found
 
 
 def _bytes(sides: Sides, tables: Tables) -> list[Floats]:
     """[embedding, head, sampling] weights of the first end, of the last, of both, and activations at the head."""
-    shape = (3, *map(len, tables[:2]), 1)
-    pairs = itertools.product(*tables[:2])
-    held = [vocabulary_bytes(sides_with_vocabulary(sides, (*pair, ENGINES_VOCABULARY[2])).attention) for pair in pairs]
-    embedding, head, tied = np.array(held).T.reshape(shape)
-    logits = [
-        head_activation_bytes(sides_with_vocabulary(sides, (ENGINES_VOCABULARY[0], *pair)).attention)
-        for pair in itertools.product(*tables[1:])
-    ]
-    size = tuple(map(len, tables))
-    peak = np.reshape(logits, size[1:])
-    return [np.broadcast_to(each, size) for each in (embedding, head, embedding + head - tied, peak)]
+    tabulated = partial(_tabulated, lru_cache(None)(partial(sides_with_vocabulary, sides)), tables)
+    ends = [Stage((), (), first, last) for first, last in ((True, False), (False, True), (True, True))]
+    held = [tabulated((0, 1), partial(_held, end)) for end in ends]
+    draft = [tabulated((0, 1, 2), _draft_bytes)] if drafts(sides.attention.workload) else []
+    return [*held, *draft, tabulated((1, 2), partial(_of_attention, head_activation_bytes))]
 
 
-def _alone(sides: Sides, table: Sequence[int], at: int) -> list[Sides]:
-    """One op under each of its choices, the others as engines have them."""
-    return [
-        sides_with_vocabulary(sides, (*ENGINES_VOCABULARY[:at], choice, *ENGINES_VOCABULARY[at + 1 :]))
-        for choice in table
-    ]
+def _of_attention(price: Callable[[Rank], float], sides: Sides) -> float:
+    return price(sides.attention)
+
+
+def _held(stage: Stage, sides: Sides) -> float:
+    return vocabulary_held(stage, *vocabulary_bytes(sides.attention))
+
+
+def _draft_s(sides: Sides) -> float:
+    return draft_of(sides).time_s
+
+
+def _draft_bytes(sides: Sides) -> float:
+    return draft_of(sides).weight_bytes
+
+
+def _tabulated(
+    lying: Callable[[tuple[int, ...]], Sides], tables: Tables, ops: tuple[int, ...], price: Callable[[Sides], float]
+) -> Floats:
+    """[embedding, head, sampling] what some of them decide, along the others of size 1.
+
+    Args:
+        lying: A GPU where they lie so.
+        tables: What may be chosen.
+        ops: Which of them decide, by place; the others are as engines have them.
+        price: What it is.
+    """
+    rows = [table if at in ops else ENGINES_VOCABULARY[at : at + 1] for at, table in enumerate(tables)]
+    found = [price(lying(choices)) for choices in itertools.product(*rows)]
+    return np.reshape(found, tuple(map(len, rows)))

@@ -12,7 +12,6 @@ than one microbatch's own way through all four. Source: Zhu et al., "MegaScale-I
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,9 +23,8 @@ from sim.layers.heuristics import megatron_dims
 from sim.ops.layers import layer_of
 from sim.prices.collectives import stage_send_s
 from sim.prices.dtypes import DTYPE_BYTES
-from sim.prices.engine import BARE
 from sim.prices.mesh import MeshGroup
-from sim.serving.phases import in_step_s
+from sim.serving.phases import batching
 from sim.simulate import evaluate
 from sim.step.stage import needed_and_allowed_bytes
 from sim.strategy import Strategy
@@ -142,7 +140,6 @@ def _with_experts(
     experts = _experts(workload, expert_gpus, batch)
     if not _fits(workload, experts.memory):
         return
-    times = workload.engine.times if workload.engine else BARE
     sent, back = (
         _transfer_s(workload, gpus, expert_gpus, batch, DTYPE_BYTES[form])
         for form in (workload.precisions.dispatch, workload.precisions.activations)
@@ -152,9 +149,8 @@ def _with_experts(
         if not _fits(workload, replace(attention.memory, kv_cache=attention.memory.kv_cache * count)):
             return
         period_s = layer_period_s(count, attention.layer_s, experts.layer_s, sent, back)
-        engine_s = times.step_s + times.sequence_s * math.ceil(count * batch * tp / gpus)
-        tpot_s = in_step_s(times, layers * period_s + count * attention.rest_s) + engine_s
-        tpot_s /= workload.tokens_per_step
+        state, step_s = batching(workload, count * batch, gpus // tp), layers * period_s + count * attention.rest_s
+        tpot_s = state.tpot_s(step_s, step_s)
         if max(attention.factor, experts.factor) * tpot_s > workload.tpot_limit_s:
             continue
         alone_s = count * max(attention.layer_s, experts.layer_s)
@@ -170,7 +166,7 @@ def _with_experts(
             sent,
             back,
             tpot_s,
-            count * batch / tpot_s / (gpus + expert_gpus),
+            state.throughput(step_s, step_s, gpus + expert_gpus),
             1 - max(0.0, min(1.0, shown_s / (count * (sent + back)))),
         )
 

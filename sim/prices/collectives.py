@@ -78,20 +78,15 @@ NVLS = "nvls"
 """NVLink SHARP, as `Line.algorithm` calls it."""
 
 
-def collective_time_s(hardware: Hardware, kind: str, group: MeshGroup, tensor_bytes: float) -> float:
-    """Seconds of a collective over a tp group by the latency model.
+def fastest_algorithm(model: CollectiveModel, kind: str, group: MeshGroup, tensor_bytes: float) -> tuple[float, str]:
+    """Seconds of a collective over a tp group by the fastest algorithm, and its name; 0 where none is needed.
 
     Args:
-        hardware: Whose links and library.
+        model: Of links and library.
         kind: "all_gather", "reduce_scatter", "all_reduce" or "all_to_all".
         group: The GPUs taking part.
         tensor_bytes: V, the bytes of the whole tensor in the group.
     """
-    return _modelled(hardware.collectives, kind, group, tensor_bytes)[0]
-
-
-def _modelled(model: CollectiveModel, kind: str, group: MeshGroup, tensor_bytes: float) -> tuple[float, str]:
-    """Seconds of the fastest algorithm and its name; 0 when there is none, as for a group of one."""
     if model.torus and group.nodes == 1:
         return best_torus_time_s(model.torus, kind, group.degree, tensor_bytes), "rings of a torus"
     if isinstance(group.degree, Lanes):
@@ -215,7 +210,7 @@ def carried(
 
 def _uncompressed(hardware: Hardware, kind: str, group: MeshGroup, tensor_bytes: float, axis: str) -> PricedKernel:
     exposed, one_node = 1 - hardware.communication_overlap, bool(group.nodes == 1)
-    time_s, algorithm = _modelled(hardware.collectives, kind, group, tensor_bytes)
+    time_s, algorithm = fastest_algorithm(hardware.collectives, kind, group, tensor_bytes)
     if hardware.collectives.torus and one_node:
         return at_link_peak(hardware, time_s * exposed)._replace(algorithm=algorithm)
     curves = hardware.curves

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sim.evaluation import Memory
 from sim.layers.sizes import Load
 from sim.prices.engine import BARE, EngineTimes
-from sim.serving.phases import batching, in_step_s
+from sim.serving.phases import Pace, batching, engine_step_s
 from sim.step.attention_expert_meshes import sides_of_strategy
 from sim.step.stage import needed_and_allowed_bytes, price_step
 from sim.strategy import Strategy
@@ -218,13 +218,13 @@ class StepPrices:
             return 0.0
         strategy, load = self.strategy, self._load(sequences, context, tokens, length, all_tokens)
         stack = sides_of_strategy(self.workload, load, strategy)
-        kernels_s = self._drag * strategy.pp * price_step(stack, strategy.pp, strategy.dims).stage.total_s
-        return in_step_s(self._times, kernels_s, prompts=bool(tokens))
+        alone_s = strategy.pp * price_step(stack, strategy.pp, strategy.dims).stage.total_s
+        return self._pace.kernels_s(self._times, alone_s, prompts=bool(tokens))
 
     @cached_property
-    def _drag(self) -> float:
+    def _pace(self) -> Pace:
         ranks = self.strategy.attention_dp
-        return batching(self.workload, ranks, ranks).through(self.strategy.pp).pace.drag
+        return batching(self.workload, ranks, ranks).through(self.strategy.pp).pace
 
     @property
     def _times(self) -> EngineTimes:
@@ -237,7 +237,7 @@ class StepPrices:
 
     def engine_s(self, sequences: int) -> float:
         """The engine's own seconds of a step with so many sequences on the busiest rank."""
-        return self._times.step_s + self._times.sequence_s * sequences
+        return engine_step_s(self._times, sequences)
 
     # --- bytes ----------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -103,27 +103,31 @@ class Pace:
 
     def ttft_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds to the first token: half a step until the next begins, those it waits, the prompt's own."""
-        step_s, prompt_s = self.step_s(times, decode_s, mixed_s), self.drag * in_step_s(times, mixed_s, prompts=True)
+        step_s, prompt_s = self.step_s(times, decode_s, mixed_s), self.kernels_s(times, mixed_s, prompts=True)
         own_s = self.prompt_steps * (prompt_s + self.engine_s(times))
         return step_s / 2 + step_s * self.waits + own_s
 
     def prompt_share(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
         """Share of the time per output token by which other requests' prompts lengthen it, in [0, 1)."""
         tpot_s = self.tpot_s(times, decode_s, mixed_s)
-        alone_s = self.drag * in_step_s(times, decode_s) + self.engine_s(times)
+        alone_s = self.kernels_s(times, decode_s) + self.engine_s(times)
         return np.maximum(0.0, 1 - alone_s / self.gained / tpot_s)
 
     def _dragged_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> tuple[Any, Any]:
         """What steps without and with prompts take for all microbatches."""
         of_mixed_s = in_step_s(times, mixed_s, prompts=True)
-        return self.drag * in_step_s(times, decode_s), self.stall * self.drag * of_mixed_s
+        return self.kernels_s(times, decode_s), self.stall * self.drag * of_mixed_s
+
+    def kernels_s(self, times: EngineTimes, alone_s: Any, *, prompts: bool = False) -> Any:
+        """What kernels and collectives take in a step that may carry prompts, given what they took alone."""
+        return self.drag * in_step_s(times, alone_s, prompts=prompts)
 
     def engine_s(self, times: EngineTimes) -> Any:
         """The engine's own seconds per step, which no stage spends on another microbatch.
 
         [assumed] of all: SGLang and TensorRT-LLM switch their overlap with the GPU's work off in pipelines.
         """
-        return self.stages * (times.step_s + times.sequence_s * self.sequences)
+        return self.stages * engine_step_s(times, self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,20 +183,60 @@ class Batching:
         """Mean seconds of a step."""
         return self.pace.step_s(self.times, decode_s, mixed_s)
 
+    def throughput(self, decode_s: Any, mixed_s: Any, gpus: Any) -> Any:
+        """Tokens per second and GPU of a replica of so many."""
+        return throughput(self.tokens, self.pace.stages, self.step_s(decode_s, mixed_s), gpus)
+
     def engine_s(self, decode_s: Any, mixed_s: Any) -> Any:
         """What the first kind of step takes beside its kernels alone; below 0 where these are faster in a step."""
         first_s = decode_s if self.decode else mixed_s
-        longer_s = in_step_s(self.times, first_s, prompts=not self.decode)
-        return self.pace.engine_s(self.times) + self.pace.drag * longer_s - first_s
+        longer_s = self.pace.kernels_s(self.times, first_s, prompts=not self.decode)
+        return self.pace.engine_s(self.times) + longer_s - first_s
 
     def ttft_s(self, decode_s: Any, mixed_s: Any) -> Any:
         """Mean seconds to the first token; 0 where no prompt is computed."""
         return self.pace.ttft_s(self.times, decode_s, mixed_s) if self.mixed else 0.0
 
 
+def throughput(tokens: Any, stages: Any, step_s: Any, gpus: Any) -> Any:
+    """Tokens per second and GPU of a pipeline that has a microbatch on each stage.
+
+    Args:
+        tokens: That each yields per step.
+        stages: Of the pipeline.
+        step_s: Mean seconds of a step.
+        gpus: Of the replica.
+    """
+    return tokens * stages / (step_s * gpus)
+
+
+class StepLine(NamedTuple):
+    """A latency as a line over the seconds of the steps.
+
+    Attributes:
+        constant_s: Where these take no time.
+        decode, mixed: How often those of each kind of step count.
+    """
+
+    constant_s: Any
+    decode: Any
+    mixed: Any
+
+    @classmethod
+    def of(cls, latency_s: Callable[[float, float], Any]) -> StepLine:
+        """Of a method of `Batching`, such as its `tpot_s`."""
+        constant_s = latency_s(0.0, 0.0)
+        return cls(constant_s, latency_s(1.0, 0.0) - constant_s, latency_s(0.0, 1.0) - constant_s)
+
+
 def in_step_s(times: EngineTimes, kernels_s: Any, *, prompts: bool = False) -> Any:
     """What kernels and collectives take in an engine's step, which may carry prompts, given what they took alone."""
     return times.kernel_factor * times.prompt_factor * kernels_s if prompts else times.kernel_factor * kernels_s
+
+
+def engine_step_s(times: EngineTimes, sequences: Any) -> Any:
+    """The engine's own seconds of a step on one stage, with so many sequences on the busiest rank."""
+    return times.step_s + times.sequence_s * sequences
 
 
 # --- phases -------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from sim.sharding.placement import PARTIAL
 from sim.step.attention_expert_meshes import Sides, sides_of_strategy
 from sim.step.costs import OpParts, seconds
 from sim.step.layer import group_sums
-from sim.step.speculative_decoding import passes_of
+from sim.step.speculative_decoding import draft_run, drafts, mesh_of_draft
 from sim.step.stage import end_of
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -111,13 +111,16 @@ def _priced_kernels(workload: Workload, strategy: Strategy, loads: Sequence[Load
 
 def draft_parts(stack: Sequence[Sides]) -> list[PricedKernel]:
     """What the draft of speculative decoding is priced by, its ops' kernels and collectives, per layer of the model."""
-    end, layers = end_of(stack), stack[0].experts.workload.model.layers
+    workload = stack[0].experts.workload
+    if not drafts(workload):
+        return []
+    run = draft_run(workload, *mesh_of_draft(end_of(stack)))
     return [
         part
-        for stack, dims, _ in passes_of(end)
-        for summed, sides in zip(group_sums(stack[0].experts.workload), stack, strict=True)
-        for own, _ in summed.behind(sides, dims)
-        for part in _parts(own, sides.experts.layers.count / layers)
+        for each in run.passes
+        for summed, sides in zip(group_sums(run.workload), each.stack, strict=True)
+        for own, _ in summed.behind(sides, each.dims)
+        for part in _parts(own, sides.experts.layers.count / workload.model.layers)
     ]
 
 

@@ -22,9 +22,6 @@ from sim.prices.curves import Gemm
 from sim.prices.dtypes import DTYPE_BYTES
 from sim.step.attention_expert_meshes import Sides, sides_of
 from sim.step.costs import price
-from sim.step.layer import group_sums
-from sim.step.vocabulary_layers import embedding_s, head_s, vocabulary_bytes
-from sim.strategy import NONE
 from sim.workload import Workload
 
 
@@ -43,96 +40,76 @@ class Draft(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """One run through the draft's layers.
+    """One pass through the draft's layers.
 
     Attributes:
-        stack: Both sides of a GPU and what is in the run, per group of the draft's layers.
+        stack: Both sides of a GPU and what is in the pass, per group of the draft's layers.
         dims: Choices, as a strategy has them.
         ahead: The same GPU with the tokens that get a drafted next one.
+        joining_s: Of MTP's projection that joins a hidden state and a token.
     """
 
     stack: tuple[Sides, ...]
     dims: tuple[int, ...]
     ahead: Sides
+    joining_s: float
+
+
+class DraftRun(NamedTuple):
+    """What a draft computes and holds.
+
+    Attributes:
+        workload: That of the draft alone.
+        passes: The first over what the step computes, the others over one token of each sequence.
+        copies: Layers that are held: MTP's as many as the model was published with, one per drafted token at most.
+        joining_bytes: Of MTP's projection, whole on every GPU.
+        own_vocabulary: Whether embedding and LM head are its own.
+    """
+
+    workload: Workload
+    passes: tuple[Pass, ...]
+    copies: int
+    joining_bytes: float
+    own_vocabulary: bool
 
 
 FREE = Draft(0.0, 0.0, 0.0)
 """Of a step that drafts nothing, or looks the draft up in the text so far (n-grams)."""
 
 
-def draft_of(sides: Sides) -> Draft:
-    """What the draft adds to the last stage of a GPU, given both its sides in the model's last layer."""
-    return FREE if _drafts_for_nothing(sides) else _draft(sides.experts.workload, *_mesh(sides))
+def drafts(workload: Workload) -> bool:
+    """Whether drafted tokens cost anything: n-grams are looked up."""
+    return workload.speculation is not None and workload.speculation.draft is not None
 
 
-def passes_of(sides: Sides) -> tuple[Pass, ...]:
-    """The runs through the draft's layers in a step, for those who ask what is behind the seconds."""
-    return () if _drafts_for_nothing(sides) else _passes(sides.experts.workload, *_mesh(sides))
-
-
-def _drafts_for_nothing(sides: Sides) -> bool:
-    speculation = sides.experts.workload.speculation
-    return speculation is None or speculation.draft is None
-
-
-def _mesh(sides: Sides) -> tuple[Load, int, int, int, int]:
-    """What is in the step; tp, cp, dp and ep."""
+def mesh_of_draft(sides: Sides) -> tuple[Load, int, int, int, int]:
+    """What is in the step, and tp, cp, dp and ep, given both sides of a GPU in the model's last layer."""
     attention, experts = sides.attention, sides.experts
     return experts.load, attention.head_tp, attention.cp, experts.load.attention_groups, experts.ep
 
 
-@lru_cache(maxsize=4096)
-def _draft(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -> Draft:
-    time_s = weight_bytes = kv_bytes = 0.0
-    model = _with_draft(workload).model
-    copies = _layer_copies(workload)
-    for index, (stack, dims, ahead) in enumerate(_passes(workload, load, tp, cp, dp, ep)):
-        sums = group_sums(stack[0].experts.workload)
-        priced = [each.priced(sides, dims) for each, sides in zip(sums, stack, strict=True)]
-        parts = list(zip(model.groups, sums, priced, strict=True))
-        time_s += sum([group.count * each.layer.time_s(*figures) for group, each, figures in parts])
-        time_s += embedding_s(stack[-1], NONE) + head_s(ahead, NONE)
-        if not index:
-            held = [(group.count * copies, figures.costs) for group, _, figures in parts]
-            weight_bytes = sum([count * sum([cost.weight_bytes for cost in each]) for count, each in held])
-            kv_bytes = sum([count * sum([cost.kv_bytes for cost in each]) for count, each in held])
-            if not _is_mtp(workload):
-                embedding, head, tied = vocabulary_bytes(stack[-1].attention)
-                weight_bytes += embedding + head - tied
-        if _is_mtp(workload):
-            rank, hidden = stack[-1].attention, model.hidden
-            joined = gemm(rank, workload.precisions.weights, Gemm(rank.sizes.tokens, 2 * hidden, hidden), 2.0)
-            time_s += price(rank, joined).total_s
-    if _is_mtp(workload):  # the projection that joins a hidden state and a token, whole on every GPU
-        weight_bytes += copies * 2.0 * model.hidden**2 * DTYPE_BYTES[workload.precisions.weights]
-    return Draft(time_s, weight_bytes, kv_bytes)
-
-
 @lru_cache(maxsize=64)
-def _passes(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -> tuple[Pass, ...]:
-    """The first over what the step computes, the others over one token of each sequence."""
+def draft_run(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -> DraftRun:
+    """What a draft computes and holds on a mesh, beside what is in the step."""
     speculation, own = workload.speculation, _with_draft(workload)
     assert speculation is not None
-    dims = megatron_dims(own.model)
-    mesh = (tp, cp, dp, ep) if _is_mtp(workload) else (tp, 1, dp, dp)
-    ahead = load._replace(queries=1)
-    first = load if _is_mtp(workload) else ahead
-    loads = [first] + [load._replace(queries=1, prompts=0.0)] * (
+    mtp, hidden, dims = speculation.draft == "mtp", own.model.hidden, megatron_dims(own.model)
+    mesh = (tp, cp, dp, ep) if mtp else (tp, 1, dp, dp)
+    ahead, weights = load._replace(queries=1), workload.precisions.weights
+    loads = [load if mtp else ahead] + [load._replace(queries=1, prompts=0.0)] * (
         (speculation.draft_tokens - 1) if load.sequences else 0
     )
-    return tuple(
-        Pass(sides_of(own, each, *mesh), dims, sides_of(own, each._replace(queries=1), *mesh)[-1]) for each in loads
-    )
 
+    def passing(each: Load) -> Pass:
+        stack, joining_s = sides_of(own, each, *mesh), 0.0
+        if mtp:
+            rank = stack[-1].attention
+            joining_s = price(rank, gemm(rank, weights, Gemm(rank.sizes.tokens, 2 * hidden, hidden), 2.0)).total_s
+        return Pass(stack, dims, sides_of(own, each._replace(queries=1), *mesh)[-1], joining_s)
 
-def _is_mtp(workload: Workload) -> bool:
-    return workload.speculation is not None and workload.speculation.draft == "mtp"
-
-
-def _layer_copies(workload: Workload) -> int:
-    """MTP layers that are held: as many as the model was published with, one per drafted token at most."""
-    assert workload.speculation is not None
-    return min(workload.model.mtp_layers, workload.speculation.draft_tokens) if _is_mtp(workload) else 1
+    copies = min(workload.model.mtp_layers, speculation.draft_tokens) if mtp else 1
+    joining_bytes = copies * 2.0 * hidden**2 * DTYPE_BYTES[weights] if mtp else 0.0
+    return DraftRun(own, tuple(map(passing, loads)), copies, joining_bytes, own_vocabulary=not mtp)
 
 
 @lru_cache(maxsize=64)

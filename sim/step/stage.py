@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from sim.arrays import add_up, larger
 from sim.evaluation import Memory, StageBreakdown
+from sim.layers.sizes import Load
 from sim.ops.rank import OpCost
 from sim.prices.collectives import in_lanes_s, stage_send_s
 from sim.prices.mesh import stage_pair
@@ -21,8 +22,9 @@ from sim.step.attention_expert_meshes import Sides, meeting
 from sim.step.costs import sent_on_bytes
 from sim.step.layer import GroupSum, group_sums
 from sim.step.pipeline import Pair, Stage, meet, pipeline
-from sim.step.speculative_decoding import FREE, Draft, draft_of
+from sim.step.speculative_decoding import FREE, Draft, draft_run, drafts, mesh_of_draft
 from sim.step.vocabulary_layers import embedding_s, head_s, vocabulary_cost
+from sim.strategy import NONE
 from sim.workload import Workload
 
 
@@ -86,11 +88,7 @@ def price_step(stack: Sequence[Sides], pp: int, dims: tuple[int, ...]) -> Step:
     """
     workload = stack[0].experts.workload
     step, stages = step_sum(workload), pipeline(workload, pp)
-    priced = [group.priced(sides, dims) for group, sides in zip(step.groups, stack, strict=True)]
-    layers_s = [group.layer.time_s(*each) for group, each in zip(step.groups, priced, strict=True)]
-    met: dict[Pair, float] = {}
-    for pair in {pair for stage in stages for pair, _ in stage.meetings}:
-        met[pair] = meeting_s(stack, pair, tuple([dims[place] for place in step.meetings[pair]]))
+    costs, layers_s, met = _layers(step, stages, stack, dims)
     vocabulary = vocabulary_seconds(stack[step.end], pp, dims[step.leaves])
     of_stages_s = [stage_s(stage, layers_s, met, vocabulary) for stage in stages]
     total_s = max(of_stages_s)
@@ -109,15 +107,33 @@ def price_step(stack: Sequence[Sides], pp: int, dims: tuple[int, ...]) -> Step:
         tuple(layers_s),
         vocabulary.draft_s,
     )
-    costs = tuple([each.costs for each in priced])
-    memory = memory_bytes(
-        stack,
-        pp,
-        layer_weight_bytes=[add_up([cost.weight_bytes for cost in each]) for each in costs],
-        layer_kv_bytes=[add_up([cost.kv_bytes for cost in each]) for each in costs],
-        peak_op_bytes=max([cost.activation_bytes for each in costs for cost in each]),
-    )
+    held, base = _held(costs), base_of(stack)
+    kinds = [Memory(*stage_bytes(workload, each, pp, *held, base)) for each in stages]
+    memory = kinds[0]
+    if len(kinds) > 1:
+        memory = max(kinds, key=lambda each: needed_and_allowed_bytes(workload, each)[0])
     return Step(breakdown, memory, costs)
+
+
+def _layers(
+    step: StepSum, stages: Sequence[Stage], stack: Sequence[Sides], dims: tuple[int, ...]
+) -> tuple[tuple[list[OpCost], ...], list[float], dict[Pair, float]]:
+    """Costs of the ops of one layer of each group, its seconds, and those of meetings."""
+    priced = [group.priced(sides, dims) for group, sides in zip(step.groups, stack, strict=True)]
+    layers_s = [group.layer.time_s(*each) for group, each in zip(step.groups, priced, strict=True)]
+    met: dict[Pair, float] = {}
+    for pair in {pair for stage in stages for pair, _ in stage.meetings}:
+        met[pair] = meeting_s(stack, pair, tuple([dims[place] for place in step.meetings[pair]]))
+    return tuple([each.costs for each in priced]), layers_s, met
+
+
+def _held(costs: Sequence[Sequence[OpCost]]) -> tuple[list[float], list[float], float]:
+    """Weights and KV cache of one layer of each group, and the largest activations of any op."""
+    return (
+        [add_up([cost.weight_bytes for cost in each]) for each in costs],
+        [add_up([cost.kv_bytes for cost in each]) for each in costs],
+        max([cost.activation_bytes for each in costs for cost in each]),
+    )
 
 
 # --- seconds ------------------------------------------------------------------------------------------
@@ -157,8 +173,12 @@ def stage_s(
     stage: Stage, layers_s: Sequence[Any], meetings_s: Mapping[Pair, Any], vocabulary: VocabularySeconds
 ) -> Any:
     """Seconds of a stage for one microbatch: `inside_s`, its embedding or LM head, and handing the stream on."""
-    vocabulary_s = stage.first * vocabulary.first_s + stage.last * vocabulary.last_s
-    return inside_s(stage, layers_s, meetings_s) + vocabulary_s + vocabulary.send_s
+    return inside_s(stage, layers_s, meetings_s) + ends_s(stage, vocabulary) + vocabulary.send_s
+
+
+def ends_s(stage: Stage, vocabulary: VocabularySeconds) -> Any:
+    """Seconds of what a stage has of embedding and LM head."""
+    return stage.first * vocabulary.first_s + stage.last * vocabulary.last_s
 
 
 def meeting_s(stack: Sequence[Sides], pair: Pair, choices: tuple[int, ...]) -> float:
@@ -191,14 +211,34 @@ def vocabulary_seconds(end: Sides, pp: int, last_choice: int) -> VocabularySecon
     known, key = end.known, ("vocabulary_layers", last_choice)
     found = known.get(key)
     if found is None:
-        draft_s = _draft_of(end).time_s
+        draft_s = draft_of(end).time_s
         last_s = head_s(end, last_choice) + draft_s
         found = known[key] = VocabularySeconds(embedding_s(end, last_choice), last_s, 0.0, draft_s)
     return found if pp == 1 else found._replace(send_s=stream_send_s(end, pp, last_choice))
 
 
-def _draft_of(end: Sides) -> Draft:
-    return draft_of(end) if end.experts.workload.speculation else FREE
+def draft_of(end: Sides) -> Draft:
+    """What a draft adds to the last stage of a GPU, given both its sides in the model's last layer."""
+    workload = end.experts.workload
+    return _draft(workload, *mesh_of_draft(end)) if workload.speculation and drafts(workload) else FREE
+
+
+@lru_cache(maxsize=4096)
+def _draft(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -> Draft:
+    """Its passes, each a step of a pipeline of one stage."""
+    run = draft_run(workload, load, tp, cp, dp, ep)
+    step, (stage,) = step_sum(run.workload), pipeline(run.workload, 1)
+    time_s, held = 0.0, list[tuple[list[float], list[float], float]]()
+    for stack, dims, ahead, joining_s in run.passes:
+        costs, layers_s, met = _layers(step, [stage], stack, dims)
+        time_s += inside_s(stage, layers_s, met)
+        time_s += ends_s(stage, VocabularySeconds(embedding_s(stack[-1], NONE), head_s(ahead, NONE), 0.0))
+        time_s += joining_s
+        held.append(_held(costs))
+    layers = tuple([run.copies * count for count in stage.layers])
+    copied = stage._replace(layers=layers, first=run.own_vocabulary, last=run.own_vocabulary)
+    weights, kv, *_ = stage_bytes(run.workload, copied, 1, *held[0], base_of(run.passes[0].stack))
+    return Draft(time_s, weights + run.joining_bytes, kv)
 
 
 def stream_send_s(end: Sides, pp: Any, last_choice: int) -> Any:
@@ -238,7 +278,7 @@ class Base(NamedTuple):
 def base_of(stack: Sequence[Sides]) -> Base:
     """What a GPU holds whatever the choices."""
     end = end_of(stack)
-    draft, cost = _draft_of(end), vocabulary_cost(end.attention)
+    draft, cost = draft_of(end), vocabulary_cost(end.attention)
     stream_bytes = larger(*[sides.stream_bytes() for sides in stack])
     return Base(stream_bytes, cost.activation_bytes, *cost.bytes, draft.weight_bytes, draft.kv_bytes)
 
@@ -263,8 +303,7 @@ def stage_bytes(
         peak_op_bytes: Largest inputs plus output of any op of any layer.
         base: What is held besides.
     """
-    vocabulary = stage.first * base.embedding + stage.last * base.lm_head - stage.first * stage.last * base.tied
-    vocabulary = vocabulary + stage.last * base.draft_weights
+    vocabulary = vocabulary_held(stage, base.embedding, base.lm_head, base.tied) + stage.last * base.draft_weights
     weights = add_up([count * each for count, each in zip(stage.layers, layer_weights, strict=True)]) + vocabulary
     kv = add_up([count * pp * each for count, each in zip(stage.layers, layer_kv, strict=True)])
     activations, overhead = base.stream + larger(peak_op_bytes, base.head), workload.hardware.overhead_bytes
@@ -273,23 +312,17 @@ def stage_bytes(
     return weights, kv + pp * (stage.last * base.draft_kv), activations, overhead
 
 
-def memory_bytes(
-    stack: Sequence[Sides],
-    pp: int,
-    *,
-    layer_weight_bytes: Sequence[float],
-    layer_kv_bytes: Sequence[float],
-    peak_op_bytes: float,
-) -> Memory:
-    """Bytes on a GPU of the fullest stage; see `stage_bytes`."""
-    workload, base = stack[0].experts.workload, base_of(stack)
-    stages = [
-        Memory(*stage_bytes(workload, stage, pp, layer_weight_bytes, layer_kv_bytes, peak_op_bytes, base))
-        for stage in pipeline(workload, pp)
-    ]
-    if len(stages) == 1:
-        return stages[0]
-    return max(stages, key=lambda memory: needed_and_allowed_bytes(workload, memory)[0])
+def vocabulary_held(stage: Stage, embedding: Any, lm_head: Any, tied: Any) -> Any:
+    """Bytes of what a stage has of embedding and LM head, tied ones once."""
+    return stage.first * embedding + stage.last * lm_head - stage.first * stage.last * tied
+
+
+def stage_room(
+    workload: Workload, stage: Stage, pp: Any, weights: Sequence[Any], kv: Sequence[Any], peak: Any, base: Base
+) -> tuple[Any, float]:
+    """What a GPU of a stage must hold and what it may; takes what `stage_bytes` does."""
+    kinds = stage_bytes(workload, stage, pp, weights, kv, peak, base)
+    return room(workload, sum(kinds), kinds[1])
 
 
 def needed_and_allowed_bytes(workload: Workload, memory: Memory) -> tuple[float, float]:

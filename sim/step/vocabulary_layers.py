@@ -9,9 +9,9 @@ layers the residual stream lies as a layer's last op leaves it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from sim.arrays import add_up, larger
 from sim.layers.choices import OpRule, rule
@@ -79,21 +79,52 @@ def _stream_by(choices: tuple[int, ...], layer: Layer, last_choice: int) -> tupl
     )
 
 
+class HeadSeconds(NamedTuple):
+    """Addends of what follows the layers, however these leave the stream; or arrays of them.
+
+    Attributes:
+        kernels_s, collectives_s: Of the LM head.
+        logits_s: Of logits on their way to sampling.
+        sampling_s: Of sampling's collectives.
+        tokens_s: Of tokens on their way to the embedding.
+    """
+
+    kernels_s: Any
+    collectives_s: Any
+    logits_s: Any
+    sampling_s: Any
+    tokens_s: Any
+
+    def total_s(self, entering_s: Any) -> Any:
+        """With the stream on its way to the head."""
+        inside_s, outside_s = self.collectives_s + self.logits_s, self.sampling_s + self.tokens_s
+        return self.kernels_s + (entering_s + inside_s + outside_s)
+
+
+class VocabularyAddend(NamedTuple):
+    """One of these.
+
+    Attributes:
+        ops: Whose choices decide it, by their places in `VOCABULARY_OPS`.
+        price: Its seconds on a GPU of an attention group.
+    """
+
+    ops: tuple[int, ...]
+    price: Callable[[Rank], float]
+
+
 class VocabularyCost(NamedTuple):
     """What embedding, LM head and sampling cost on a GPU of an attention group, however layers leave the stream.
 
     Attributes:
-        embedding_s, head_s: Seconds of their kernels.
-        inside_s: Of the head's collectives, and of logits on their way to sampling.
-        outside_s: Of sampling's collectives, and of tokens on their way to the embedding.
+        embedding_s: Seconds of the look-up.
+        head: Of what follows the layers.
         bytes: Held by embedding and head, and what of them is one weight: see `vocabulary_bytes`.
         activation_bytes: See `head_activation_bytes`.
     """
 
     embedding_s: float
-    head_s: float
-    inside_s: float
-    outside_s: float
+    head: HeadSeconds
     bytes: tuple[float, float, float]
     activation_bytes: float
 
@@ -102,12 +133,9 @@ def vocabulary_cost(rank: Rank) -> VocabularyCost:
     """Of a GPU; worked out once for all of as many tokens."""
     memo = rank.memo_of_tokens
     if memo.vocabulary is None:
-        head, sampling = vocabulary_work(rank, "lm_head"), vocabulary_work(rank, "sampling")
         memo.vocabulary = VocabularyCost(
             kernels_s(rank, "embedding"),
-            kernels_s(rank, "lm_head"),
-            seconds(head.collectives) + seconds(logits_moved(rank)),
-            seconds(sampling.collectives) + seconds(tokens_moved(rank)),
+            HeadSeconds(*[addend.price(rank) for addend in HEAD_ADDENDS]),
             vocabulary_bytes(rank),
             head_activation_bytes(rank),
         )
@@ -121,8 +149,7 @@ def embedding_s(sides: Sides, last_choice: int) -> float:
 
 def head_s(sides: Sides, last_choice: int) -> float:
     """Seconds of the final norm, the LM head and greedy sampling, for tokens due next."""
-    cost = vocabulary_cost(sides.attention)
-    return cost.head_s + (seconds(entering(sides, last_choice)) + cost.inside_s + cost.outside_s)
+    return vocabulary_cost(sides.attention).head.total_s(entering_s(sides, last_choice))
 
 
 def kernels_s(rank: Rank, name: str) -> float:
@@ -134,8 +161,11 @@ def kernels_s(rank: Rank, name: str) -> float:
 
 def vocabulary_work(rank: Rank, name: str) -> Work:
     """What one of the three does on a GPU of an attention group."""
-    plan = vocabulary_plan(rank.workload.vocabulary)
-    return op_work(rank, plan.ops[name], plan.choices[name])
+    known = rank.memo_of_tokens.vocabulary_work
+    if name not in known:
+        plan = vocabulary_plan(rank.workload.vocabulary)
+        known[name] = op_work(rank, plan.ops[name], plan.choices[name])
+    return known[name]
 
 
 def sides_with_vocabulary(sides: Sides, choices: tuple[int, ...]) -> Sides:
@@ -173,17 +203,37 @@ def entering(sides: Sides, last_choice: int) -> tuple[Collective, ...]:
     return rank.tp_collective(kind, stream.name, due_bytes, rank.activation_each) if kind else ()
 
 
-def logits_moved(rank: Rank) -> tuple[Collective, ...]:
-    """Logits on their way from the head to sampling."""
+def entering_s(sides: Sides, last_choice: int) -> float:
+    """Seconds of that."""
+    return seconds(entering(sides, last_choice))
+
+
+def _collectives_s(rank: Rank, name: str) -> float:
+    """Seconds of those of one of the three."""
+    return seconds(vocabulary_work(rank, name).collectives)
+
+
+def _logits_s(rank: Rank) -> float:
+    """Seconds of logits on their way from the head to sampling."""
     kind = vocabulary_plan(rank.workload.vocabulary).logits_by
     logits_bytes = rank.sizes.output_tokens * rank.workload.model.vocab * _LOGIT_BYTES
-    return rank.tp_collective(kind, "logits", logits_bytes) if kind else ()
+    return seconds(rank.tp_collective(kind, "logits", logits_bytes) if kind else ())
 
 
-def tokens_moved(rank: Rank) -> tuple[Collective, ...]:
-    """Chosen tokens on their way to the embedding; those of prompts come from outside."""
+def _tokens_s(rank: Rank) -> float:
+    """Seconds of chosen tokens on their way to the embedding; those of prompts come from outside."""
     kind = vocabulary_plan(rank.workload.vocabulary).tokens_by
-    return rank.tp_collective(kind, "token", rank.sizes.output_tokens * _TOKEN_BYTES) if kind else ()
+    return seconds(rank.tp_collective(kind, "token", rank.sizes.output_tokens * _TOKEN_BYTES) if kind else ())
+
+
+HEAD_ADDENDS = (
+    VocabularyAddend((1,), partial(kernels_s, name="lm_head")),
+    VocabularyAddend((1,), partial(_collectives_s, name="lm_head")),
+    VocabularyAddend((1, 2), _logits_s),
+    VocabularyAddend((2,), partial(_collectives_s, name="sampling")),
+    VocabularyAddend((0, 2), _tokens_s),
+)
+"""Those of `HeadSeconds`, in its order."""
 
 
 # --- bytes --------------------------------------------------------------------------------------------

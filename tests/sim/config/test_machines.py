@@ -16,7 +16,6 @@ from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import space_of
 from sim.prices.collectives import (
     collective_price,
-    collective_time_s,
     expert_all_to_all,
     expert_all_to_all_time_s,
     stage_send_s,
@@ -27,6 +26,7 @@ from sim.prices.priced import mean_error
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import DegreeTables
+from tests.sim.modelled import collective_time_s
 
 MACHINES = list_names("hardware")
 MEASURED = default_hardware()

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.catalog import load_hardware
-from sim.prices.collectives import collective_price, collective_time_s, expert_all_to_all_time_s, send_recv_time_s
+from sim.prices.collectives import collective_price, expert_all_to_all_time_s, send_recv_time_s
 from sim.prices.hardware import CollectiveModel, Hardware, PointToPoint
 from sim.prices.mesh import MeshGroup, ep_group, tp_group
+from tests.sim.modelled import collective_time_s
 
 H100 = load_hardware("h100_sxm")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

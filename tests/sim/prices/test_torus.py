@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from sim.config.catalog import load_hardware
-from sim.prices.collectives import collective_price, collective_time_s, expert_all_to_all_time_s, stage_send_s
+from sim.prices.collectives import collective_price, expert_all_to_all_time_s, stage_send_s
 from sim.prices.mesh import MeshGroup
 from sim.prices.torus import Torus, best_torus_time_s, torus_time_s
+from tests.sim.modelled import collective_time_s
 
 V4P = Torus(dims=3, link_bandwidth_bytes_per_s=45e9, hop_s=1e-6, wraps=4)
 V5E = Torus(dims=2, link_bandwidth_bytes_per_s=45e9, hop_s=1e-6, wraps=16)
