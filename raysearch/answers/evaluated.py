@@ -169,26 +169,14 @@ def workload_dict(workload: Workload, question: Question) -> JsonObject:
         **priced_dict(workload),
         "kernels": curves.engine if curves else None,
         "groups": workload.groups,
-        "redundant_experts": workload.redundant_experts,
-        "expert_exchange": workload.expert_exchange,
-        "two_batch_overlap": workload.two_batch_overlap,
         **({"tp_inner": workload.tp_inner} if workload.tp_inner != USUAL_RANKS else {}),
         **({"overlap_parts": workload.overlap_parts} if workload.overlap_parts > 1 else {}),
         **({"all_reduce": question.all_reduce} if question.all_reduce else {}),
         **{name: True for name in ("fp8_gather", "merge_collectives") if getattr(workload.hardware, name)},
         **({"stage_layers": workload.stage_layers} if workload.stage_layers else {}),
         "prompt_wait_steps": workload.prompt_wait_steps,
-        "speculation": _speculation_dict(workload),
         **({"model_import": imported} if imported else {}),
     }
-
-
-def _speculation_dict(workload: Workload) -> JsonObject | None:
-    drafted = workload.speculation
-    if drafted is None:
-        return None
-    fields = {"draft_tokens": drafted.draft_tokens, "accepted": list(drafted.accepted), "draft": drafted.drafter}
-    return fields | {"tokens_per_step": drafted.tokens_per_step}
 
 
 def evaluation_dict(workload: Workload, evaluation: Evaluation) -> JsonObject:

@@ -12,22 +12,24 @@ from sim.workload import Workload
 
 
 def priced_text(workload: Workload) -> str:
-    """Machine, engine and version, phase, lengths, formats and confidence in one line, the first of every answer.
+    """Machine, engine and version, phase, lengths, formats, how experts are reached, drafts and confidence in one line.
 
     >>> from sim.config.question import Question
     >>> print(priced_text(Question(model="qwen3_32b", isl=4000, osl=500).load()))  # doctest: +NORMALIZE_WHITESPACE
     qwen3_32b_serve on h100_sxm under vLLM 0.33.0: phase serve, 4,000 tokens in, 500 out;
     weights fp8_block, KV cache bf16
+    >>> print(priced_text(Question(model="gpt_oss_120b", isl=9, osl=9, expert_exchange="all_to_all").load())[-37:])
+    cache bf16; experts reached by DeepEP
     >>> print(priced_text(Question(workload="gpt_moe_1_2t_16k").load()))
     gpt_moe_1_2t_16k on h100_sxm, no engine: phase decode, 16,384 tokens of context; weights fp8, KV cache fp8
     """
     lengths = f"{workload.context_tokens:,} tokens of context"
     if phase_of(workload).prefills:
         lengths = f"{workload.prompt_tokens:,} tokens in, {workload.output_tokens:,} out"
-    drafted = f"; {workload.speculation}" if workload.speculation else ""
+    beside = f"{_experts_text(workload)}; {workload.speculation}" if workload.speculation else _experts_text(workload)
     where = f"{workload.name} on {workload.hardware.name}{engine_text(workload)}"
     sure = f"; limits at confidence {workload.confidence:g}" if slower(workload).guarded else ""
-    return f"{where}: phase {workload.phase}, {lengths}; {formats_text(workload)}{drafted}{sure}"
+    return f"{where}: phase {workload.phase}, {lengths}; {formats_text(workload)}{beside}{sure}"
 
 
 def engine_text(workload: Workload) -> str:
@@ -48,6 +50,18 @@ def formats_text(workload: Workload) -> str:
     return f"weights {workload.precisions.weights}{experts}, KV cache {workload.precisions.kv_cache}"
 
 
+def _experts_text(workload: Workload) -> str:
+    """How tokens reach an engine's experts, and what else is done for their sake; "" for dense models."""
+    rules = charged_rules(workload)
+    if not workload.model.is_moe or rules is None:
+        return ""
+    sent = "DeepEP" if rules.overlaps_batches else "all-to-all"
+    copies, halves = workload.redundant_experts, workload.two_batch_overlap
+    beside = f" and {copies} spare cop{'ies' if copies > 1 else 'y'} (EPLB)" if copies else ""
+    exchange = "all-gather" if workload.expert_exchange == "all_gather" else sent
+    return f"; experts reached by {exchange}{beside}{', two batches overlapped' if halves else ''}"
+
+
 def priced_dict(workload: Workload) -> JsonObject:
     """The same in JSON; `engine` and its version are null on the bare machine."""
     rules = charged_rules(workload)
@@ -60,4 +74,16 @@ def priced_dict(workload: Workload) -> JsonObject:
         "expert_weights": workload.model.expert_dtype or workload.precisions.weights,
         "space": workload.space,
         "confidence": workload.confidence,
+        "redundant_experts": workload.redundant_experts,
+        "expert_exchange": workload.expert_exchange,
+        "two_batch_overlap": workload.two_batch_overlap,
+        "speculation": _speculation_dict(workload),
     }
+
+
+def _speculation_dict(workload: Workload) -> JsonObject | None:
+    drafted = workload.speculation
+    if drafted is None:
+        return None
+    fields = {"draft_tokens": drafted.draft_tokens, "accepted": list(drafted.accepted), "draft": drafted.drafter}
+    return fields | {"tokens_per_step": drafted.tokens_per_step}
