@@ -58,6 +58,7 @@ def evaluate(
     cp: int = 1,
     dp: int | None = None,
     layout: str | None = None,
+    vocabulary: str | None = None,
 ) -> EvaluationResult:
     """Evaluates one strategy: speed, memory, violations and a breakdown per op.
 
@@ -72,6 +73,7 @@ def evaluate(
         cp: Context-parallel degree of attention.
         dp: Data-parallel degree of attention; by default ep.
         layout: Instead of tp, ep and dp: "tp8", "tep8", "dep8", "dep8pp2", or as answers print degrees and batch.
+        vocabulary: What embedding, LM head and sampling are sharded along, such as "3,1,1"; by default as engines do.
 
     Returns:
         Its figures, whether or not it is feasible: see `feasible` and `broken`.
@@ -87,7 +89,7 @@ def evaluate(
     from sim.replay.goodput import evaluate_in_phase
 
     workload = question.load()
-    strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout)
+    strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
     return EvaluationResult(question, workload, evaluate_in_phase(workload, strategy))
 
 
@@ -273,6 +275,7 @@ def replay(
     cp: int = 1,
     dp: int | None = None,
     layout: str | None = None,
+    vocabulary: str | None = None,
     replicas: int | None = None,
     cv: float = 1.0,
     spread: float = 1.0,
@@ -300,6 +303,7 @@ def replay(
         cp: As in `evaluate`.
         dp: As in `evaluate`.
         layout: Instead of tp, ep and dp.
+        vocabulary: As in `evaluate`.
         replicas: Independent replicas; by default the folder's, else one.
         cv: Coefficient of variation of the gaps between arrivals; 1 is Poisson.
         spread: Lengths are uniform between this share of the question's and the whole.
@@ -329,7 +333,7 @@ def replay(
         raise InputError("expected path=, or a question with tp= or layout=")
     else:
         workload = question.load()
-        strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout)
+        strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
         deployed = deployed_strategy(workload, strategy)
     with telling("replaying") if progress else nullcontext(lambda _: None) as tell:
         return ReplayResult.of(

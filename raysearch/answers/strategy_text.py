@@ -27,6 +27,7 @@ def strategy_of(
     cp: int = 1,
     dp: int | None = None,
     layout: str | None = None,
+    vocabulary: str | None = None,
 ) -> Strategy:
     """The strategy that the options describe, checked; without a batch, with that which serves it best.
 
@@ -34,17 +35,17 @@ def strategy_of(
         InputError: `dims` is no list of numbers, no degrees are given, or some that contradict each other.
         StrategyError: See `sim.strategy_checks.check_strategy`.
     """
-    vocabulary, named_dims = (), ()
+    of_vocabulary, named_dims = _numbers("--set vocabulary", vocabulary) if vocabulary else (), ()
     if layout is not None:
         stated = {"tp": tp, "ep": ep, "dp": dp, "cp": None if cp == 1 else cp, "pp": None if pp == 1 else pp}
-        stated |= {"batch": batch, "dims": None if dims == "megatron" else dims}
-        tp, ep, dp, cp, named_pp, named_batch, vocabulary, named_dims = _degrees_of(layout, stated)
-        pp, batch = named_pp or pp, named_batch or batch
+        stated |= {"batch": batch, "dims": None if dims == "megatron" else dims, "set vocabulary": vocabulary}
+        tp, ep, dp, cp, named_pp, named_batch, named_vocabulary, named_dims = _degrees_of(layout, stated)
+        pp, batch, of_vocabulary = named_pp or pp, named_batch or batch, named_vocabulary or of_vocabulary
     if tp is None:
         raise InputError("expected --tp, or --layout with a name and the GPUs of a stage, such as --layout=tep8")
     ep = 1 if ep is None else ep
     of_ops = named_dims or parse_dims(dims, workload)
-    strategy = Strategy(tp, ep, pp, 1 if batch is None else batch, of_ops, cp, dp, vocabulary)
+    strategy = Strategy(tp, ep, pp, 1 if batch is None else batch, of_ops, cp, dp, of_vocabulary)
     check_strategy(workload, strategy)
     return strategy if batch is not None else replace(strategy, batch=best_batch(workload, strategy))
 
@@ -55,7 +56,7 @@ def _degrees_of(layout: str, given: Mapping[str, int | str | None]) -> LayoutDeg
     except ValueError as error:
         raise InputError(f"--layout: {error}") from None
     stated = [name for name, degree in given.items() if degree is not None]
-    beside = [f"--{name}" for name in stated if getattr(found, name) not in (None, ())]
+    beside = [f"--{name}" for name in stated if getattr(found, name.removeprefix("set ")) not in (None, ())]
     if beside:
         raise InputError(f"--layout={layout} already sets {' and '.join(beside)}: give one or the other")
     return found
@@ -65,12 +66,14 @@ def parse_dims(text: str, workload: Workload) -> tuple[int, ...]:
     """The dims that an option's text stands for: numbers joined by commas or not at all, or a heuristic's name."""
     if text in _NAMED_DIMS:
         return spread_choices(workload, _NAMED_DIMS[text](workload.model))
+    return _numbers("--dims", text, f", or one of {', '.join(_NAMED_DIMS)};")
+
+
+def _numbers(option: str, text: str, or_else: str = ",") -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in (text.split(",") if "," in text else text.strip()))
     except ValueError:
-        raise InputError(
-            f"--dims: expected numbers joined by commas, or one of {', '.join(_NAMED_DIMS)}; got {text!r}"
-        ) from None
+        raise InputError(f"{option}: expected numbers joined by commas{or_else} got {text!r}") from None
 
 
 def second_strategy_of(workload: Workload, text: str, degrees: Mapping[str, int | None]) -> tuple[str, Strategy]:

@@ -16,7 +16,7 @@ from sim.layers.model import Model
 from sim.prices.dtypes import FORMATS, Dtype
 from sim.prices.engine import EngineVersion, MemoryPolicy, SchedulerPolicy
 from sim.prices.hardware import NCCL_ALGORITHMS, AllReduce, EngineName, Hardware
-from sim.strategy import Strategy
+from sim.strategy import ENGINES_VOCABULARY, Strategy
 from sim.workload import ExpertExchange, Precisions, Workload
 
 Refuses = Callable[[Workload, Strategy], Iterable[str]]
@@ -143,6 +143,9 @@ class EngineRules:
             violations.append(_no_plan(workload, strategy, plans))
         elif all(refused := [list(plan.refuses(workload, strategy)) for plan in fitting]):
             violations += refused[0]
+        if strategy.vocabulary not in ((), ENGINES_VOCABULARY) and strategy.tp * strategy.cp > 1:
+            own, asked = (",".join(map(str, each)) for each in (ENGINES_VOCABULARY, strategy.vocabulary))
+            violations.append(f"embedding, LM head and sampling share the vocabulary out, {own}, not {asked}")
         return [f"{self.title} {self.version}: {text}" for text in violations]
 
 

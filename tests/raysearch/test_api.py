@@ -8,7 +8,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from raysearch.answers.result import Result
 from raysearch.answers.searched import SearchResult
 from raysearch.base.arguments import BOUNDS, as_arguments
 from raysearch.base.errors import InputError
+from raysearch.base.file_io import degrees_text
 from raysearch.cli.app import app
 from raysearch.cli.commands.settings import settings_of
 from raysearch.runs.run import SearchRun
@@ -397,7 +398,7 @@ BY_METHODS = {
     "as_json": ("to_dict",),
 }
 """Options that are methods of an answer."""
-STRATEGY = {"tp", "batch", "ep", "pp", "dims", "cp", "dp", "layout"}
+STRATEGY = {"tp", "batch", "ep", "pp", "dims", "cp", "dp", "layout", "vocabulary"}
 """Options of `export` that in Python are those of the answer of `evaluate` that it is given."""
 
 
@@ -517,3 +518,22 @@ def test_stages_that_cannot_differ_are_refused_before_anything_is_searched(asked
     question = Question(model="deepseek_v3", isl=4000, osl=500, gpus=64, **asked)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=f"--set uneven_stages: .*{why}"):
         OptimumResult(question, question.load(), uneven_stages=True)
+
+
+def test_embedding_lm_head_and_sampling_have_an_option_in_every_command_of_a_strategy() -> None:
+    asked = rs.question(model="llama_3_1_8b", isl=1000, osl=100, gpus=4, phase="decode", engine="none")
+    strategy = replace(rs.evaluate(asked, tp=4, batch=64).evaluation.strategy, vocabulary=(3, 1, 2))
+    expected = evaluate(asked.load(), strategy)
+    assert expected.tpot_s != rs.evaluate(asked, tp=4, batch=64).evaluation.tpot_s
+    words = (*LLAMA, "--gpus", "4", "--phase", "decode", "--engine", "none")
+    degrees = ("--tp", "4", "--batch", "64", "--set", "vocabulary=3,1,2")
+    assert rs.evaluate(asked, tp=4, batch=64, vocabulary="3,1,2").evaluation == expected
+    assert answer_of("evaluate", *words, *degrees)["tokens_per_s_per_gpu"] == expected.tokens_per_s_per_gpu
+    assert answer_of("evaluate", *words, "--layout", degrees_text(strategy))["strategy"]["vocabulary"] == [3, 1, 2]
+    (picture,) = answer_of("explain", *words, *degrees)["pictures"]
+    assert picture["tokens_per_s_per_gpu"] == expected.tokens_per_s_per_gpu
+    exported = {to: answer_of("export", *words, *degrees, "--to", to) for to in ("jax", "vllm")}
+    assert any("vocabulary 3,1,2" in text for text in exported["jax"]["dropped"])
+    assert any("embedding, LM head and sampling" in text for text in exported["vllm"]["dropped"])
+    refused = RUNNER.invoke(app, ["evaluate", *WORDS, "--layout", "tp2, batch 8, vocabulary 3,1,2", *degrees[4:]])
+    assert "already sets --set vocabulary" in str(refused.exception)

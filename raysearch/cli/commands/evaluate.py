@@ -15,6 +15,7 @@ from raysearch.cli.commands.strategy_options import (
     LayoutOption,
     PpOption,
     TpOption,
+    VocabularyOption,
 )
 from sim.config.question import Question
 from sim.replay.goodput import evaluate_in_phase
@@ -31,6 +32,7 @@ def evaluate_strategy(
     cp: CpOption = 1,
     dp: DpOption = None,
     layout: LayoutOption = None,
+    vocabulary: VocabularyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate one strategy: speed, memory, violations and a breakdown per op.
@@ -47,7 +49,7 @@ def evaluate_strategy(
       raysearch evaluate --model deepseek_v3 --isl 8000 --osl 1000 --layout tep16 --batch 64 --draft-tokens 1 --acceptance 0.85
     """  # noqa: E501
     workload = loaded(question)
-    strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout)
+    strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
     found = EvaluationResult(question, workload, evaluate_in_phase(workload, strategy))
     show_result(found, as_json=as_json)
     exit_unless_feasible(found)

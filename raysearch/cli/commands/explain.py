@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from raysearch.cli.commands.strategy_options import (
     LayoutOption,
     PpOption,
     TpOption,
+    VocabularyOption,
 )
 from sim.config.question import Question
 from sim.replay.goodput import evaluate_in_phase
@@ -48,6 +50,7 @@ def explain_strategy(
     cp: CpOption = 1,
     dp: DpOption = None,
     layout: LayoutOption = None,
+    vocabulary: VocabularyOption = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File of the picture to write, .svg, not the terminal.", callback=at_home),
@@ -70,13 +73,14 @@ def explain_strategy(
     if out is not None:
         file_to_write(out, ".svg")
     workload = loaded(question)
-    first = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout)
+    first = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
     own = dims if parse_dims(dims, workload) == first.dims else ",".join(map(str, first.dims))
     shown = [(own, first)]
     if against is not None:
         degrees = {"tp": first.tp, "ep": first.ep, "pp": first.pp, "batch": first.batch, "cp": first.cp, "dp": dp}
         degrees |= {"dp": first.dp} if layout else {}
-        shown.append(second_strategy_of(workload, against, degrees))
+        second_dims, second = second_strategy_of(workload, against, degrees)
+        shown.append((second_dims, replace(second, vocabulary=second.vocabulary or first.vocabulary)))
     evaluated = [(_title(text, strategy), evaluate_in_phase(workload, strategy)) for text, strategy in shown]
     drawn = [pictures_of(title, workload, evaluation) for title, evaluation in evaluated]
     groups = list(zip(*drawn, strict=True))

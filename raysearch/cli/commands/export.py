@@ -31,6 +31,7 @@ from raysearch.cli.commands.strategy_options import (
     LayoutOption,
     PpOption,
     TpOption,
+    VocabularyOption,
 )
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.formats import exporter, exporter_names
@@ -64,6 +65,7 @@ def export_strategy(
     cp: CpOption = 1,
     dp: DpOption = None,
     layout: LayoutOption = None,
+    vocabulary: VocabularyOption = None,
     ops: Annotated[
         list[str] | None, Setting("Shard only these ops, such as qkv_proj,o_proj; the others stay whole.", "all")
     ] = None,
@@ -102,7 +104,7 @@ def export_strategy(
     if path is not None:
         deployments = read_deployments(path, question, alternative, serve)
     else:
-        choices = (ep, pp, dims, cp, dp, layout)
+        choices = (ep, pp, dims, cp, dp, layout, vocabulary)
         deployments = {"": _deployed(question, tp, batch, replicas, serve, choices)}
     found = ExportResult.of(deployments, to, None if ops is None else [name.strip() for name in ops], longest_request)
     if benchmark is not None:
@@ -124,7 +126,7 @@ def _deployed(
 ) -> Deployment:
     from raysearch.deploy.export.models import weights_of
 
-    if question is None or (tp is None and rest[-1] is None):
+    if question is None or (tp is None and rest[-2] is None):
         raise InputError("expected a folder or file to export, or a workload with --tp or --layout")
     workload = loaded(question)
     ep, pp, *others = rest

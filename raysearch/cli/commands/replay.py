@@ -30,6 +30,7 @@ from raysearch.cli.commands.strategy_options import (
     LayoutOption,
     PpOption,
     TpOption,
+    VocabularyOption,
 )
 from raysearch.processes.claim import check_folder
 from sim.config.question import Question
@@ -52,6 +53,7 @@ def replay_traffic(
     cp: CpOption = 1,
     dp: DpOption = None,
     layout: LayoutOption = None,
+    vocabulary: VocabularyOption = None,
     alternative: AlternativeOption = 0,
     replicas: Annotated[
         int | None, Setting("Number of independent replicas.", "the folder's, else 1", least=1, most=MOST_REPLICAS)
@@ -97,7 +99,7 @@ def replay_traffic(
         raise InputError("expected a folder or file to replay, or a workload with --tp or --layout")
     else:
         workload = loaded(question)
-        strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout)
+        strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
         deployed = deployed_strategy(workload, strategy)
     from raysearch.base.progress import telling
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from raysearch.cli.commands.settings import Setting
+
 LayoutOption = Annotated[
     str | None,
     typer.Option(
@@ -35,6 +37,14 @@ DimsOption = Annotated[
         help="What each fused op is sharded along: a number per op, or 'megatron' or 'megatron-sp'. 0 and 1: its dim 0 "
         "or 1; 2: nothing. GEMMs in the extended space also take 3: tokens; 4 and 5: tokens and nothing, with weights "
         "gathered at use."
+    ),
+]
+VocabularyOption = Annotated[
+    str | None,
+    Setting(
+        "What embedding, LM head and sampling are sharded along: a number each, as optima of the space generated have "
+        "them, such as 3,1,1.",
+        "the vocabulary, as engines do",
     ),
 ]
 CpOption = Annotated[int, typer.Option(help="Context-parallel degree of attention (extended space).")]

@@ -52,6 +52,9 @@ def left_out(deployment: Deployment) -> tuple[str, ...]:
     if strategy.pp > 1:
         uneven = f", {deployment.layer_partition}" if deployment.layer_partition else ""
         dropped.append(f"pp {strategy.pp}: give each stage a mesh and its layers{uneven}")
+    if strategy.vocabulary:
+        choices = ",".join(map(str, strategy.vocabulary))
+        dropped.append(f"vocabulary {choices}: the plan is of layers; shard embedding and LM head beside it")
     if len(model.groups) > 1:
         dropped.append(f"of {len(model.groups)} groups of layers the specs are those of {group.name} alone")
     return (*dropped, *(f"no spec and no layer that runs: {part}" for part in unshown(model)))
