@@ -88,7 +88,7 @@ class ReportResult(Result):
 
     def to_rows(self) -> list[JsonObject]:
         """A row per workload and searcher: its scores over seeds."""
-        return self.report.scores
+        return [{**row} for row in self.report.scores]
 
     def blocks(self) -> Iterator[RenderableType]:
         """What `raysearch report` prints."""

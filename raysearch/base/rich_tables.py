@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, final
+from typing import Any, TypedDict, final
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -19,7 +19,6 @@ from raysearch.base.file_io import degrees_text
 from raysearch.base.measured_first_tokens import steady_first_token_text
 from raysearch.base.priced_heading import priced_text
 from sim.evaluation import Evaluation, OpBreakdown
-from sim.json_object import JsonFields
 from sim.nearness import near_limits
 from sim.prices.collectives import Collective
 from sim.serving.phases import phase_of
@@ -82,7 +81,26 @@ def plain_table(
     return table
 
 
-def scores_table(scores: Sequence[JsonFields]) -> RenderableType:
+class ScoreRow(TypedDict):
+    """Means over the runs of a searcher on a workload; `*_sd` is the sample deviation, None of a single run."""
+
+    workload: str
+    searcher: str
+    runs: int
+    complete: bool
+    best: float
+    best_sd: float | None
+    fraction_of_optimum: float | None
+    fraction_of_optimum_sd: float | None
+    ratio: float | None
+    ratio_bound: float | None
+    feasible_share: float
+    unique_share: float
+    calls: float
+    wall_s: float | None
+
+
+def scores_table(scores: Sequence[ScoreRow]) -> RenderableType:
     """The one table a study ends with; a line with a workload's name stands above its searchers."""
     seeds = max(row["runs"] for row in scores)
     rows: list[tuple[str, ...]] = []
@@ -95,7 +113,7 @@ def scores_table(scores: Sequence[JsonFields]) -> RenderableType:
     )
 
 
-def _score_row(row: JsonFields) -> tuple[str, ...]:
+def _score_row(row: ScoreRow) -> tuple[str, ...]:
     return (
         f"  {row['searcher']}" + ("" if row["complete"] else " (unfinished)"),
         _spread(row["best"], row["best_sd"], 2),

@@ -8,7 +8,7 @@ are compared on the same workloads and seeds.
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from raysearch.reports.statistics import (
     median,
 )
 from sim.arrays import Floats
-from sim.json_object import JsonObject
 
 CHECKPOINTS = (10, 100, 250, 500, 1000, 2000, 4000)
 """Calls after which scores are shown, as far as the budget goes; the budget is always one of them."""
@@ -38,7 +37,88 @@ _POINTS, _CURVE_RESAMPLES = 80, 500
 """[assumed] Of a curve: as fine as a picture shows, for curves take most of a report's time."""
 
 
-def compare(curves: AnytimeCurves) -> JsonObject:
+class Bootstrapped(TypedDict):
+    """A figure, or one per point, and its interval: None with a single seed per workload."""
+
+    value: Any
+    low: Any
+    high: Any
+
+
+class ByCalls(Bootstrapped):
+    """Figures after so many calls."""
+
+    calls: list[int]
+
+
+class ByTime(Bootstrapped):
+    """Figures after so many seconds of a run."""
+
+    wall_s: list[float]
+
+
+class Profile(Bootstrapped):
+    """Shares of runs that reach each threshold."""
+
+    threshold: list[float]
+
+
+class Worst(TypedDict):
+    """The worst run's scores after so many calls."""
+
+    calls: list[int]
+    value: list[float]
+
+
+class Target(TypedDict):
+    """How many runs reached a score, and after how many calls and seconds the median run did; None is never."""
+
+    target: float
+    reached: int
+    runs: int
+    calls: Bootstrapped
+    wall_s: float | None
+
+
+class SearcherFigures(TypedDict):
+    """One searcher's statistics."""
+
+    scores: ByCalls
+    means: ByCalls
+    worst: Worst
+    targets: list[Target]
+    profile: Profile
+    feasible_share: Bootstrapped
+    unique_share: Bootstrapped
+    curve: ByCalls
+    curve_by_workload: dict[str, ByCalls]
+    curve_by_time: ByTime | None
+
+
+class ComparedPair(TypedDict):
+    """Two searchers, the better one first."""
+
+    first: str
+    second: str
+    probability: Bootstrapped
+    difference: Bootstrapped
+
+
+class StudyStatistics(TypedDict):
+    """All figures of a study's tables and pictures: see `compare`."""
+
+    budget: int
+    workloads: list[str]
+    seeds: list[int]
+    exact: bool
+    left_out: int
+    confidence: float
+    resamples: int
+    searchers: dict[str, SearcherFigures]
+    pairs: list[ComparedPair]
+
+
+def compare(curves: AnytimeCurves) -> StudyStatistics:
     """The statistics of a study; intervals are None with a single seed per workload.
 
     `searchers` come in the order of their interquartile mean at the budget, best first. `pairs` holds each two of
@@ -64,10 +144,11 @@ def compare(curves: AnytimeCurves) -> JsonObject:
     }
 
 
-def _searcher(curves: AnytimeCurves, searcher: str, budget: int) -> JsonObject:
+def _searcher(curves: AnytimeCurves, searcher: str, budget: int) -> SearcherFigures:
     best, runs = curves.best[searcher], curves.runs[searcher]
     calls = np.array([*(calls for calls in CHECKPOINTS if calls < budget), budget])
-    shares = {name: np.array([run[f"{name}_calls"] / max(run["calls"], 1) for run in runs]) for name in _SHARES}
+    calls_of = {name: np.array([run[name] for run in runs]) for name in ("calls", "feasible_calls", "unique_calls")}
+    made = np.maximum(calls_of["calls"], 1)
     return {
         "scores": {"calls": calls.tolist(), **_figures(curves, best[:, calls - 1], interquartile_mean)},
         "means": {"calls": calls.tolist(), **_figures(curves, best[:, calls - 1], mean)},
@@ -77,47 +158,45 @@ def _searcher(curves: AnytimeCurves, searcher: str, budget: int) -> JsonObject:
             "threshold": _THRESHOLDS.tolist(),
             **_figures(curves, at_least(best[:, -1], _THRESHOLDS), mean, resamples=_CURVE_RESAMPLES),
         },
-        **{f"{name}_share": _figures(curves, values, mean) for name, values in shares.items()},
+        "feasible_share": _figures(curves, calls_of["feasible_calls"] / made, mean),
+        "unique_share": _figures(curves, calls_of["unique_calls"] / made, mean),
         "curve": _curve(curves, best, budget),
         "curve_by_workload": {name: _curve(curves, best, budget, name) for name in curves.workloads},
         "curve_by_time": _curve_by_time(curves, searcher),
     }
 
 
-_SHARES = ("feasible", "unique")
-
-
-def _target(curves: AnytimeCurves, searcher: str, target: float, budget: int) -> JsonObject:
-    """How many runs reached a score, and after how many calls and seconds the median run did; None is never."""
+def _target(curves: AnytimeCurves, searcher: str, target: float, budget: int) -> Target:
     calls = first_call(curves.best[searcher], target)
-    half = {end: call if call and call <= budget else None for end, call in _figures(curves, calls, median).items()}
+    half = _figures(curves, calls, median)
+    value, low, high = (end if end and end <= budget else None for end in (half["value"], half["low"], half["high"]))
     seconds = float(median(curves.seconds_until(searcher, calls))) if curves.timed(searcher) else np.inf
     return {
         "target": target,
         "reached": int((calls <= budget).sum()),
         "runs": len(calls),
-        "calls": half,
+        "calls": {"value": value, "low": low, "high": high},
         "wall_s": seconds if np.isfinite(seconds) else None,
     }
 
 
-def _curve(curves: AnytimeCurves, best: Floats, budget: int, workload: str | None = None) -> JsonObject:
+def _curve(curves: AnytimeCurves, best: Floats, budget: int, workload: str | None = None) -> ByCalls:
     calls = np.unique(np.geomspace(1, budget, _POINTS).round().astype(int))
     figures = _figures(curves, best[:, calls - 1], interquartile_mean, workload, _CURVE_RESAMPLES)
     return {"calls": calls.tolist(), **figures}
 
 
-def _curve_by_time(curves: AnytimeCurves, searcher: str) -> JsonObject | None:
+def _curve_by_time(curves: AnytimeCurves, searcher: str) -> ByTime | None:
     """Score after so many seconds of a run; a run that has ended keeps its last score."""
     if not curves.timed(searcher):
         return None
-    longest_s = max(1e-9, *(run["wall_s"] for run in curves.runs[searcher]))  # of a clock that stood still
+    longest_s = max(1e-9, *(run["wall_s"] or 0.0 for run in curves.runs[searcher]))  # of a clock that stood still
     seconds = np.geomspace(longest_s / 1000, longest_s, _POINTS)
     best = curves.best_at(searcher, seconds)
     return {"wall_s": seconds.tolist(), **_figures(curves, best, interquartile_mean, resamples=_CURVE_RESAMPLES)}
 
 
-def _pair(curves: AnytimeCurves, first: str, second: str, scores: dict[str, Floats]) -> JsonObject:
+def _pair(curves: AnytimeCurves, first: str, second: str, scores: dict[str, Floats]) -> ComparedPair:
     x, y = curves.strata(scores[first]), curves.strata(scores[second])
     return {
         "first": first,
@@ -129,13 +208,13 @@ def _pair(curves: AnytimeCurves, first: str, second: str, scores: dict[str, Floa
 
 def _figures(
     curves: AnytimeCurves, values: Floats, statistic: Any, workload: str | None = None, resamples: int = RESAMPLES
-) -> JsonObject:
+) -> Bootstrapped:
     return _plain(estimate(curves.strata(values, workload), statistic, rng=_rng(), resamples=resamples))
 
 
-def _plain(figure: Estimate) -> JsonObject:
-    ends = {"low": figure.low, "high": figure.high}
-    return {"value": figure.value.tolist(), **{k: None if end is None else end.tolist() for k, end in ends.items()}}
+def _plain(figure: Estimate) -> Bootstrapped:
+    low, high = (None if end is None else end.tolist() for end in (figure.low, figure.high))
+    return {"value": figure.value.tolist(), "low": low, "high": high}
 
 
 def _rng() -> np.random.Generator:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raysearch.base.file_io import png_of, write_bytes
-from sim.json_object import JsonFields, JsonObject
+from raysearch.reports.comparison import ByCalls, ByTime, StudyStatistics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,10 +23,10 @@ _PANEL = (5.2, 4.2)
 _MOST_COLUMNS = 4
 
 Draw = Callable[[Any], None]
-Lines = Mapping[str, JsonFields]
+Lines = Mapping[str, ByCalls] | Mapping[str, ByTime]
 
 
-def write_figures(directory: Path, statistics: JsonFields) -> dict[str, Path]:
+def write_figures(directory: Path, statistics: StudyStatistics) -> dict[str, Path]:
     """Draws curve.png and, of several searchers, comparison.png; bands and bars are 95 % bootstrap intervals.
 
     curve.png: scores against calls and against wall time over all workloads, and against calls on each of several.
@@ -46,7 +46,7 @@ def write_figures(directory: Path, statistics: JsonFields) -> dict[str, Path]:
     return {Path(name).stem: directory / name for name in pictures}
 
 
-def curves_by_calls(statistics: JsonFields) -> Figure:
+def curves_by_calls(statistics: StudyStatistics) -> Figure:
     """The anytime curves: see `write_figures`."""
     return _panels(_curves(statistics))
 
@@ -65,7 +65,7 @@ def _panels(draws: Sequence[Draw]) -> Figure:
     return figure
 
 
-def _curves(statistics: JsonFields) -> list[Draw]:
+def _curves(statistics: StudyStatistics) -> list[Draw]:
     searchers, score = statistics["searchers"], _score(statistics)
     workloads, colors = statistics["workloads"], _colors(statistics)
 
@@ -91,7 +91,7 @@ def _curves(statistics: JsonFields) -> list[Draw]:
     return panels
 
 
-def _comparison(statistics: JsonFields) -> list[Draw]:
+def _comparison(statistics: StudyStatistics) -> list[Draw]:
     searchers, budget, colors = statistics["searchers"], statistics["budget"], _colors(statistics)
     score = _score(statistics)
     names = list(searchers)
@@ -138,12 +138,12 @@ def _ink(share: float) -> str:
     return "white" if abs(share - 0.5) > 0.3 else "black"
 
 
-def _score(statistics: JsonFields) -> str:
+def _score(statistics: StudyStatistics) -> str:
     """What scores are, on an axis."""
     return "best / exact optimum" if statistics["exact"] else "best / best found"
 
 
-def _colors(statistics: JsonFields) -> JsonObject:
+def _colors(statistics: StudyStatistics) -> dict[str, tuple[float, ...]]:
     """A color for each searcher that does not depend on who wins."""
     import matplotlib as mpl
 

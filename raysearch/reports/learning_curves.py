@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from raysearch.base.file_io import Damaged
-from raysearch.studies.results import RunRow, planned_budget, run_folder, run_rows
+from raysearch.runs.records import RunRow
+from raysearch.studies.results import planned_budget, run_folder, run_rows
 from sim.arrays import Floats
 
 
@@ -62,12 +63,16 @@ class AnytimeCurves:
         Exact between the seconds too: the best changes only with the improvements.
         """
         curves = zip(self.best[searcher], self.runs[searcher], strict=True)
-        return np.stack([_after(seconds, curve, run["improvements"]) for curve, run in curves])
+        return np.stack([_after(seconds, curve, run["improvements"] or []) for curve, run in curves])
 
     def seconds_until(self, searcher: str, calls: Floats) -> Floats:
         """When each run of a `timed` searcher made its improvement of that call, [blocks]; infinite past the budget."""
         budget = self.best[searcher].shape[1]
-        timed = zip((dict(map(tuple, run["improvements"])) for run in self.runs[searcher]), calls, strict=True)
+        timed = zip(
+            (dict(run["improvements"] or []) for run in self.runs[searcher]),
+            calls,
+            strict=True,
+        )
         return np.array([times[int(call)] if call <= budget else np.inf for times, call in timed])
 
 
@@ -87,7 +92,7 @@ def best_so_far(directory: Path, run: RunRow) -> Floats:
     best = run_rows(folder, ["best_so_far"])["best_so_far"].to_numpy()
     if run["complete"]:
         improved = (np.flatnonzero(np.diff(best, prepend=0.0) > 0) + 1).tolist()
-        if len(best) != run["calls"] or [call for call, _ in run["improvements"]] != improved:
+        if len(best) != run["calls"] or [call for call, _ in run["improvements"] or []] != improved:
             raise Damaged(f"{folder} is damaged: its rows have other calls or improvements than its summary")
     return best
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from raysearch.base.rich_tables import plain_table
-
-ScoreFigures = Mapping[str, Any]
+from raysearch.reports.comparison import ByCalls, ComparedPair, SearcherFigures, StudyStatistics
 
 FEW_SEEDS = 5
 """[assumed] With fewer, bootstrap intervals are clearly too narrow: docs/concepts/statistics.md has figures."""
 
 
-def statistics_tables(statistics: ScoreFigures) -> list[RenderableType]:
+def statistics_tables(statistics: StudyStatistics) -> list[RenderableType]:
     """Scores at several budgets with their intervals, then how soon targets were reached and who beats whom."""
     return [*_scores(statistics), *_targets(statistics), *_notes(statistics)]
 
 
-def _scores(statistics: ScoreFigures) -> list[RenderableType]:
+def _scores(statistics: StudyStatistics) -> list[RenderableType]:
     seeds, workloads = statistics["seeds"], len(statistics["workloads"])
     score = "f/f*" if statistics["exact"] else "best / best found"
     interval = ", 95 % interval" if min(seeds) > 1 else ""
@@ -41,7 +39,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 
-def _with_intervals(scores: ScoreFigures) -> list[str]:
+def _with_intervals(scores: ByCalls) -> list[str]:
     ends = [scores[end] or [None] * len(scores["value"]) for end in ("low", "high")]
     # Beside each other they would not fit into most terminals.
     return [_figure(*figure, digits=3).replace(" ", "\n", 1) for figure in zip(scores["value"], *ends, strict=True)]
@@ -59,7 +57,7 @@ def _short(value: float, digits: int) -> str:
     return f"{value:.{digits}f}".replace("0.", ".", 1)
 
 
-def _targets(statistics: ScoreFigures) -> list[RenderableType]:
+def _targets(statistics: StudyStatistics) -> list[RenderableType]:
     searchers = statistics["searchers"]
     leader = next(iter(searchers))
     against = {pair["second"]: pair for pair in statistics["pairs"] if pair["first"] == leader}
@@ -73,7 +71,7 @@ def _targets(statistics: ScoreFigures) -> list[RenderableType]:
     return [Text(title, style="bold"), plain_table(None, ("searcher", *columns, *versus), rows)]
 
 
-def _reached(figures: ScoreFigures) -> list[str]:
+def _reached(figures: SearcherFigures) -> list[str]:
     cells: list[str] = []
     for target in figures["targets"]:
         calls, wall_s = target["calls"]["value"], target["wall_s"]
@@ -82,14 +80,14 @@ def _reached(figures: ScoreFigures) -> list[str]:
     return cells
 
 
-def _behind(against: Mapping[str, ScoreFigures], name: str) -> tuple[str, ...]:
+def _behind(against: Mapping[str, ComparedPair], name: str) -> tuple[str, ...]:
     if name not in against:
         return ("", "") if against else ()
     pair = against[name]
     return (_figure(**pair["probability"], digits=2), _figure(**pair["difference"], digits=3))
 
 
-def _notes(statistics: ScoreFigures) -> list[str]:
+def _notes(statistics: StudyStatistics) -> list[str]:
     seeds, left_out = min(statistics["seeds"]), statistics["left_out"]
     notes: list[str] = []
     if seeds == 1:

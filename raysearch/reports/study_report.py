@@ -7,24 +7,35 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import Damaged, as_strategy
-from raysearch.reports.comparison import compare
+from raysearch.base.rich_tables import ScoreRow
+from raysearch.reports.comparison import StudyStatistics, compare
 from raysearch.reports.learning_curves import best_so_far, read_curves
-from raysearch.runs.records import RunSpec
-from raysearch.studies.results import RunRow, planned_runs, read_spec, survey
+from raysearch.runs.records import RunRow, RunSpec
+from raysearch.studies.results import planned_runs, read_spec, survey
 from sim.arrays import Floats
 from sim.config.code import Origin
 from sim.config.files import CatalogError
 from sim.evaluation import Evaluation
-from sim.json_object import JsonObject
 from sim.replay.goodput import evaluate_in_phase
 from sim.strategy_checks import StrategyError, check_strategy
 from sim.workload import Workload
 
 RATIO_BASE = "random_walk"
 """The searcher that ratios are taken to: the neighbour walk, which changes one choice at a time."""
+
+
+class BestFigures(TypedDict):
+    """The best run of a workload: see `best_figures`."""
+
+    workload: str
+    run_id: str
+    tokens_per_s_per_gpu: float
+    expected_error: float | None
+    extrapolated: list[str] | None
 
 
 @dataclass(frozen=True)
@@ -42,8 +53,8 @@ class StudyReport:
 
     runs: list[RunRow]
     planned: int
-    scores: list[JsonObject]
-    statistics: JsonObject | None
+    scores: list[ScoreRow]
+    statistics: StudyStatistics | None
     damaged: dict[str, str]
 
     @property
@@ -74,7 +85,7 @@ def read_report(directory: Path) -> StudyReport:
     return StudyReport(runs, planned_runs(directory), score(runs), statistics, damaged)
 
 
-def score(runs: Sequence[RunRow]) -> list[JsonObject]:
+def score(runs: Sequence[RunRow]) -> list[ScoreRow]:
     """One row per workload and searcher, the best searcher of each workload first.
 
     Means are over the runs (seeds); `*_sd` is the sample deviation, None of a single run. `ratio` is mean best over
@@ -92,11 +103,12 @@ def score(runs: Sequence[RunRow]) -> list[JsonObject]:
     return sorted(rows, key=lambda row: (order.index(row["workload"]), -row["best"]))
 
 
-def _score_group(runs: Sequence[RunRow], walks: Sequence[RunRow] | None) -> JsonObject:
+def _score_group(runs: Sequence[RunRow], walks: Sequence[RunRow] | None) -> ScoreRow:
     best = statistics.mean(run["best"] for run in runs)
     optimum = runs[0]["optimum"]
     walk = statistics.mean(run["best"] for run in walks) if walks else 0.0
     calls = sum(run["calls"] for run in runs)
+    taken_s = [run["wall_s"] for run in runs if run["complete"] and run["wall_s"] is not None]
     return {
         "workload": runs[0]["workload"],
         "searcher": runs[0]["searcher"],
@@ -111,7 +123,7 @@ def _score_group(runs: Sequence[RunRow], walks: Sequence[RunRow] | None) -> Json
         "feasible_share": sum(run["feasible_calls"] for run in runs) / calls if calls else 0.0,
         "unique_share": sum(run["unique_calls"] for run in runs) / calls if calls else 0.0,
         "calls": statistics.mean(run["calls"] for run in runs),
-        "wall_s": statistics.mean(run["wall_s"] for run in runs) if all(run["complete"] for run in runs) else None,
+        "wall_s": statistics.mean(taken_s) if len(taken_s) == len(runs) else None,
     }
 
 
@@ -151,16 +163,16 @@ def explain_best(directory: Path, run: RunRow, workload: Workload | None = None)
         workload = workload or spec.load(Origin.RECORD)
         if workload.config_hash != run["config_hash"]:
             raise NotExplained(f"its workload has changed, or is another one than {workload.name}")
-        strategy = as_strategy(run["strategy"])
+        strategy = as_strategy(run["strategy"] or {})
         check_strategy(workload, strategy)
     except (CatalogError, StrategyError, InputError) as error:
         raise NotExplained(str(error)) from error
     return workload, evaluate_in_phase(workload, strategy)
 
 
-def best_figures(directory: Path, runs: Sequence[RunRow]) -> list[JsonObject]:
+def best_figures(directory: Path, runs: Sequence[RunRow]) -> list[BestFigures]:
     """Of the best run of each workload: its figure, the error to expect of it, and what rests on extrapolation."""
-    figures: list[JsonObject] = []
+    figures: list[BestFigures] = []
     for run in best_runs(runs):
         evaluation = None
         with suppress(NotExplained):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -322,6 +322,31 @@ class RunSummary(Record):
         if numbers != sorted({*numbers}) or (numbers and not 1 <= numbers[0] <= numbers[-1] <= self.calls):
             raise ValueError(f"expected improvements at ascending calls from 1 to {self.calls}")
         return self
+
+
+class RunRow(TypedDict):
+    """A run, by the columns of `raysearch.studies.results.study_frame`."""
+
+    run_id: str
+    workload: str
+    hardware: str
+    searcher: str
+    seed: int
+    budget: int
+    calls: int
+    unique_calls: int
+    feasible_calls: int
+    best: float
+    optimum: float | None
+    fraction_of_optimum: float | None
+    wall_s: float | None
+    improvements: list[tuple[int, float]] | None
+    answers_differ: list[str] | None
+    strategy: JsonObject | None
+    digest: str | None
+    config_hash: str
+    version: str
+    complete: bool
 
 
 class StudyPlan(Record):

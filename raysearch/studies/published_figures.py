@@ -8,15 +8,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import RenderableType
 
 from raysearch.base.file_io import Damaged, read_record
 from raysearch.base.rich_tables import plain_table
-from raysearch.runs.records import STUDY_FILE, StudyRecord
-from sim.json_object import JsonFields, JsonObject
+from raysearch.runs.records import STUDY_FILE, RunRow, StudyRecord
 
 _OVER_SEEDS: dict[str, Callable[[Sequence[float]], float]] = {"mean": statistics.mean, "best": max}
 
@@ -41,6 +40,16 @@ class PublishedFigures(BaseModel):
     note: str = ""
 
 
+class ComparedRatios(TypedDict):
+    """Throughput of a searcher on a workload, its ratios to each base and their bounds, and what was published."""
+
+    workload: str
+    searcher: str
+    throughput: float
+    ratios: dict[str, dict[str, float | None]]
+    published: float | str | None
+
+
 def read_published(directory: Path) -> PublishedFigures | None:
     """What a study's folder says was published; None of a single run, or if it says nothing.
 
@@ -55,7 +64,7 @@ def read_published(directory: Path) -> PublishedFigures | None:
         raise Damaged(f"{path} is damaged: its section published is {section}") from error
 
 
-def beside_published(published: PublishedFigures, runs: Sequence[JsonFields]) -> list[JsonObject]:
+def beside_published(published: PublishedFigures, runs: Sequence[RunRow]) -> list[ComparedRatios]:
     """One row per workload and searcher, in the order of the runs.
 
     `throughput` is tokens/s/GPU over the seeds as the published statistic takes them; `ratios` holds, by base, ours
@@ -65,7 +74,7 @@ def beside_published(published: PublishedFigures, runs: Sequence[JsonFields]) ->
         published: What to stand beside.
         runs: As `raysearch.studies.results.read_study_runs` gives them.
     """
-    groups: dict[tuple[str, str], list[JsonFields]] = {}
+    groups: dict[tuple[str, str], list[RunRow]] = {}
     for run in runs:
         groups.setdefault((run["workload"], run["searcher"]), []).append(run)
     over_seeds = _OVER_SEEDS[published.statistic]
@@ -90,7 +99,7 @@ def _ratio(value: float, optimum: float | None, base: float | None) -> dict[str,
     return {"ours": value / base if base else None, "bound": optimum / base if base and optimum else None}
 
 
-def published_table(published: PublishedFigures, rows: Sequence[JsonFields]) -> RenderableType:
+def published_table(published: PublishedFigures, rows: Sequence[ComparedRatios]) -> RenderableType:
     """Ours and theirs, workload by workload."""
     lines: list[tuple[str, ...]] = []
     for workload, of_workload in groupby(rows, key=lambda row: row["workload"]):
@@ -100,7 +109,7 @@ def published_table(published: PublishedFigures, rows: Sequence[JsonFields]) -> 
     return plain_table(title, ("searcher", *columns, "published"), lines)
 
 
-def _line(row: JsonFields) -> tuple[str, ...]:
+def _line(row: ComparedRatios) -> tuple[str, ...]:
     ratios = (f"{_figure(ratio['ours'])} ({_figure(ratio['bound'])})" for ratio in row["ratios"].values())
     published_value = row["published"]
     return (

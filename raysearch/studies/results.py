@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from envs.rows import COMPACT_FILE, ROWS_FILE, file_digest, read_rows, rows_dige
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import Damaged, as_strategy, read_record
 from raysearch.runs.checkpoint import CHECKPOINT_FILE, load_checkpoint, read_checkpoint
-from raysearch.runs.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, RunHead, RunSpec, StudyRecord
+from raysearch.runs.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, RunHead, RunRow, RunSpec, StudyRecord
 from raysearch.runs.run import finished_summary
 from raysearch.studies.study_file import RUNS_FOLDER, run_dir
 from sim.canonical import canonical
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 FILES_OF_A_RUN = (HEAD_FILE, SUMMARY_FILE, COMPACT_FILE, ROWS_FILE, CHECKPOINT_FILE)
 _DEGREES = ("tp", "ep", "pp", "batch")
-
-RunRow = dict[str, Any]
-"""A run, by the columns of `study_frame`."""
 
 
 def study_frame(directory: str | Path) -> pd.DataFrame:
@@ -141,7 +138,7 @@ def verify(directory: Path) -> Survey:
     return Survey([run for run in found.runs if run["run_id"] not in wrong], {**found.damaged, **wrong})
 
 
-def _verify_run(run: JsonFields, folder: Path) -> None:
+def _verify_run(run: RunRow, folder: Path) -> None:
     head = read_record(folder / HEAD_FILE, RunHead)
     if not run["complete"]:
         check_resumable(folder, head)
@@ -161,7 +158,7 @@ def _verify_run(run: JsonFields, folder: Path) -> None:
     for name, value in recorded.items():
         if run[name] != value:
             raise Damaged(f"{folder} is damaged: its rows say {name} {value}, its summary {run[name]}")
-    if [call for call, _ in run["improvements"]] != improved:
+    if [call for call, _ in run["improvements"] or []] != improved:
         raise Damaged(f"{folder} is damaged: its rows improve at other calls than its summary")
 
 
@@ -224,7 +221,7 @@ def planned_runs(directory: Path) -> int:
     return len(read_record(study, StudyRecord)["runs"]) if os.path.lexists(study) else 1
 
 
-def planned_budget(directory: Path, runs: Sequence[JsonFields]) -> int:
+def planned_budget(directory: Path, runs: Sequence[RunRow]) -> int:
     """Calls at which the runs of a folder are compared: the study's budget, or that of a run by itself."""
     study = directory / STUDY_FILE
     return read_record(study, StudyRecord)["study"]["budget"] if os.path.lexists(study) else runs[0]["budget"]
@@ -235,12 +232,12 @@ def read_spec(directory: Path, run_id: str) -> JsonObject:
     return read_record(run_folder(directory, run_id) / HEAD_FILE, RunHead)["spec"]
 
 
-def _read_run(folder: Path, record: JsonFields | None = None) -> JsonObject:
+def _read_run(folder: Path, record: JsonFields | None = None) -> RunRow:
     head = checked_head(folder, record)
     finished = checked_summary(folder, head)
     if finished is None:
-        return {**_read_rows_so_far(folder, head), "complete": False}
-    return {**finished, "complete": True}
+        return _read_rows_so_far(folder, head)
+    return cast("RunRow", {**finished, "complete": True})  # as its schema has them
 
 
 def checked_head(folder: Path, record: JsonFields | None = None) -> JsonObject:
@@ -328,7 +325,7 @@ def _followed(folder: Path, seal: Seal | None = None, most: int | None = None) -
         raise Damaged(str(error)) from error
 
 
-def _read_rows_so_far(folder: Path, head: JsonFields) -> JsonObject:
+def _read_rows_so_far(folder: Path, head: JsonFields) -> RunRow:
     spec, optimum = head["spec"], head["optimum"]
     seal = _saved_rows(folder)  # before the rows, which may grow meanwhile
     rows = run_rows(folder, seal=seal)
@@ -351,6 +348,7 @@ def _read_rows_so_far(folder: Path, head: JsonFields) -> JsonObject:
         "digest": None,
         "config_hash": head["config_hash"],
         "version": head["version"],
+        "complete": False,
     }
 
 
@@ -362,14 +360,24 @@ def _saved_rows(folder: Path) -> Seal | None:
         raise Damaged(f"{folder / CHECKPOINT_FILE} is damaged: it is of no run") from error
 
 
-def _tally(folder: Path, rows: pd.DataFrame) -> JsonObject:
+class Tally(TypedDict):
+    """What a run's rows show."""
+
+    calls: int
+    unique_calls: int
+    feasible_calls: int
+    best: float
+    strategy: JsonObject | None
+
+
+def _tally(folder: Path, rows: pd.DataFrame) -> Tally:
     try:
         return _counted(rows)
     except ValueError as error:
         raise Damaged(f"{folder} is damaged: its rows have no strategies: {error}") from error
 
 
-def _counted(rows: pd.DataFrame) -> JsonObject:
+def _counted(rows: pd.DataFrame) -> Tally:
     best_first = rows.loc[rows["feasible"]].sort_values("tokens_per_s_per_gpu", ascending=False, kind="stable")
     found = [
         {**{name: int(row[name]) for name in _DEGREES}, **parse_dims_text(row["dims"])}

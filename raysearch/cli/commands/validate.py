@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -12,11 +12,17 @@ from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import JsonOption, MachineOption, MeasurementsArgument, at_home, print_json
 from raysearch.cli.commands.settings import Setting, takes_settings
 from raysearch.processes.claim import check_folder
-from sim.json_object import JsonFields, JsonObject
 
 if TYPE_CHECKING:
     from raysearch.fidelity.calibration.deployments import MeasuredMachine
-    from raysearch.fidelity.validation.error_figures import Comparison
+    from raysearch.fidelity.calibration.intervals import Coverage
+    from raysearch.fidelity.validation.error_figures import (
+        Comparison,
+        ErrorFigures,
+        FamilyErrors,
+        PartErrors,
+        ServingErrors,
+    )
     from sim.prices.calibration import Calibration
 
 KERNEL_FAMILIES: Mapping[str, str] = {
@@ -82,7 +88,7 @@ def validate(
     check_folder(out)
     loaded = load_calibrated(hardware, calibration)
     machine = load_machine(hardware, loaded) if calibration else measured_machine(hardware)
-    result: dict[str, JsonObject] = {}
+    result: dict[str, FamilyErrors] = {}
     with telling("validating") as tell:
         for name, compare in _comparisons(path, loaded, machine, held_out=held_out).items():
             tell(name)
@@ -91,7 +97,7 @@ def validate(
             if out is not None and comparison is not None and result[name]["rows"]:
                 from raysearch.fidelity.validation.plots import plot_comparison
 
-                result[name] |= {"picture": str(plot_comparison(comparison, out))}
+                result[name]["picture"] = str(plot_comparison(comparison, out))
     if as_json:
         print_json(result)
     else:
@@ -115,7 +121,7 @@ def _comparisons(
     }
 
 
-def _print(result: Mapping[str, JsonFields]) -> None:
+def _print(result: Mapping[str, FamilyErrors]) -> None:
     from raysearch.base.rich_tables import plain_table, printer
 
     columns = ("family", "rows", "mean", "median", "p90", "bias", "rank", "in 90 %", "bare roofline")
@@ -132,7 +138,7 @@ def _print(result: Mapping[str, JsonFields]) -> None:
         )
     serving = result["endtoend_ttft_tpot"]
     if serving["rows"]:
-        console.print(_serving_lines(serving))
+        console.print(_serving_lines(cast("ServingErrors", serving)))
     for line in _lines(result):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for family in result.values():
@@ -140,22 +146,21 @@ def _print(result: Mapping[str, JsonFields]) -> None:
             console.print(f"wrote {family['picture']}")
 
 
-def _lines(result: Mapping[str, JsonFields]) -> Iterator[str]:
+def _lines(result: Mapping[str, FamilyErrors]) -> Iterator[str]:
     """What was not predicted and what was read otherwise than stated, a line per reason."""
-    serving = result["endtoend_ttft_tpot"]
-    parts = dict(result)
-    if disagg := serving.get("disagg"):
-        parts["disaggregated runs"] = disagg
-    for name, part in parts.items():
-        for heading, key in (("rows not predicted", "skipped"), ("rows reinterpreted", "reread")):
-            for reason, rows in part.get(key, {}).items():
+    parts = {name: (part["skipped"], part["reread"]) for name, part in result.items()}
+    if disagg := result["endtoend_ttft_tpot"].get("disagg"):
+        parts["disaggregated runs"] = disagg["skipped"], disagg["reread"]
+    for name, (skipped, reread) in parts.items():
+        for heading, found in (("rows not predicted", skipped), ("rows reinterpreted", reread)):
+            for reason, rows in found.items():
                 names = ", ".join(rows[:_SHOWN]) + ", ..." * (len(rows) > _SHOWN)
                 yield f"{name}, {len(rows)} {heading}: {reason} ({names})"
-        if part.get("rows") and name in KERNEL_FAMILIES and part["note"]:
-            yield f"{name}: {part['note']}"
+        if name in KERNEL_FAMILIES and result[name]["rows"] and result[name]["note"]:
+            yield f"{name}: {result[name]['note']}"
 
 
-def _cells(figures: JsonFields) -> tuple[str, ...]:
+def _cells(figures: PartErrors) -> tuple[str, ...]:
     shares = (figures[key] for key in ("mape", "median_ape", "p90_ape", "bias"))
     light, coverage = figures["roofline_mape"], figures.get("coverage")
     return (
@@ -167,7 +172,7 @@ def _cells(figures: JsonFields) -> tuple[str, ...]:
     )
 
 
-def _serving_lines(serving: JsonFields) -> str:
+def _serving_lines(serving: ServingErrors) -> str:
     sure, disagg = serving["rows_that_state_their_batch"], serving["disagg"]
     lines = []
     if sure["rows"] and sure["rows"] < serving["rows"]:
@@ -182,8 +187,8 @@ def _serving_lines(serving: JsonFields) -> str:
                 f"rank of tokens/s/GPU within {name.replace('_', ' x ')}: {found['mean']:.3f} over {found['groups']} "
                 f"workloads; of those runs alone {kept['mean']:.3f}"
             )
-    for kind, held in serving["interval"].items():
-        lines.append(_coverage_line(kind, held))
+    for kind, covered in serving["interval"].items():
+        lines.append(_coverage_line(kind, covered))
     if disagg["rows"]:
         parts = ", ".join(f"{name} {part['mape']:.0%}" for name, part in disagg["by_engine"].items() if part["rows"])
         lines.append(
@@ -210,13 +215,13 @@ _INTERVALS = {
 }
 
 
-def _coverage_line(kind: str, held: JsonFields) -> str:
-    parts = {"dense": held["dense"], "MoE": held["moe"]}
-    parts |= {f"{bounds} of the time for prompts": share for bounds, share in held["by_share_of_prompts"].items()}
+def _coverage_line(kind: str, covered: Coverage) -> str:
+    parts = {"dense": covered["dense"], "MoE": covered["moe"]}
+    parts |= {f"{bounds} of the time for prompts": share for bounds, share in covered["by_share_of_prompts"].items()}
     by_part = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share is not None)
-    return f"{_INTERVALS[kind]}: {held['all']:.0%} of {held['rows']} rows inside ({by_part})"
+    return f"{_INTERVALS[kind]}: {covered['all']:.0%} of {covered['rows']} rows inside ({by_part})"
 
 
-def _rank(figures: JsonFields) -> str:
+def _rank(figures: ErrorFigures) -> str:
     rank = figures["rank_correlation"]
     return "-" if rank is None else f"{rank:.3f}"

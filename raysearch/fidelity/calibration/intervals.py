@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,8 +132,8 @@ def fit_widths(residuals: Residuals) -> Widths:
     """The least widths that hold `WANTED` of the runs, and not much less at any share of prompts, when held out."""
     least = WANTED if residuals.few else _LEAST
     for level in _LEVELS:
-        held = inside(residuals, held_out_widths(residuals, level))
-        if held.mean() >= WANTED and min(held[rows].mean() for rows in _by_share(residuals).values()) >= least:
+        covered = inside(residuals, held_out_widths(residuals, level))
+        if covered.mean() >= WANTED and min(covered[rows].mean() for rows in _by_share(residuals).values()) >= least:
             break
     return _at_level(residuals, level)
 
@@ -177,17 +178,39 @@ def inside(residuals: Residuals, widths: Sequence[Widths]) -> NDArray[np.bool_]:
     return (low <= residuals.log) & (residuals.log <= high)
 
 
-def held_out_coverage(residuals: Residuals) -> JsonObject:
+class Coverage(TypedDict):
+    """Shares of rows inside their interval; None of no rows."""
+
+    rows: int
+    all: float | None
+    dense: float | None
+    moe: float | None
+    by_share_of_prompts: dict[str, float | None]
+
+
+class FittedInterval(TypedDict):
+    """Widths of an interval, and how many rows held out from them are inside."""
+
+    low: list[float]
+    high: list[float]
+    held_out: Coverage
+
+
+def held_out_coverage(residuals: Residuals) -> Coverage:
     """The coverage of each run by widths that have not seen its group."""
     return coverage(residuals, inside(residuals, held_out_widths(residuals)))
 
 
-def coverage(residuals: Residuals, held: NDArray[np.bool_]) -> JsonObject:
+def coverage(residuals: Residuals, covered: NDArray[np.bool_]) -> Coverage:
     """Shares of rows inside: of all, without and with experts, and by the share of prompts."""
     moe = residuals.moe
-    found = {"rows": len(held), "all": _share(held), "dense": _share(held[~moe]), "moe": _share(held[moe])}
-    by_share = {name: _share(held[rows]) for name, rows in _by_share(residuals).items()}
-    return found | {"by_share_of_prompts": by_share}
+    return {
+        "rows": len(covered),
+        "all": _share(covered),
+        "dense": _share(covered[~moe]),
+        "moe": _share(covered[moe]),
+        "by_share_of_prompts": {name: _share(covered[rows]) for name, rows in _by_share(residuals).items()},
+    }
 
 
 def _by_share(residuals: Residuals) -> dict[str, NDArray[np.bool_]]:
@@ -196,5 +219,5 @@ def _by_share(residuals: Residuals) -> dict[str, NDArray[np.bool_]]:
     return {f"{_SHARES[n]:g}-{_SHARES[n + 1]:g}": bins == n for n in np.unique(bins).tolist()}
 
 
-def _share(held: NDArray[np.bool_]) -> float | None:
-    return round(float(held.mean()), 4) if len(held) else None
+def _share(covered: NDArray[np.bool_]) -> float | None:
+    return round(float(covered.mean()), 4) if len(covered) else None

@@ -17,7 +17,7 @@ from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingR
 from raysearch.fidelity.calibration.disaggregated_recipes import Recipe, completed, decode_places, recipes_by_time
 from raysearch.fidelity.calibration.engines import engine_times
 from raysearch.fidelity.calibration.serving_fit import numbers_of, records
-from raysearch.fidelity.validation.error_figures import figures
+from raysearch.fidelity.validation.error_figures import DisaggregatedErrors, PredictedRun, figures
 from raysearch.fidelity.validation.light import light_tpot_s
 from sim.evaluation import Evaluation
 from sim.json_object import JsonFields
@@ -154,10 +154,12 @@ def _room(at: Callable[[int], Evaluation], most: int) -> int:
     return low
 
 
-def compare_disaggregated(frame: pd.DataFrame, calibration: Calibration, machine: MeasuredMachine) -> dict[str, object]:
+def compare_disaggregated(
+    frame: pd.DataFrame, calibration: Calibration, machine: MeasuredMachine
+) -> DisaggregatedErrors:
     """Errors of the time per token, in "ttft" of that to the first; each row, and what was not predicted and why."""
     rows = pd.DataFrame(frame[frame["mode"] != "agg"]).reset_index(drop=True)
-    columns, predictions = np.full((len(rows), 3), np.nan), []
+    columns, predictions = np.full((len(rows), 3), np.nan), list[PredictedRun]()
     skipped: dict[str, list[str]] = {}
     reread: dict[str, list[str]] = {}
     every = records(rows)

@@ -21,9 +21,8 @@ from raysearch.fidelity.calibration.measured_tables import (
     windowed_path,
 )
 from raysearch.fidelity.calibration.predict import SHORT_DTYPE, bare_roofline, predict, series_of
-from raysearch.fidelity.validation.error_figures import Comparison
+from raysearch.fidelity.validation.error_figures import Comparison, DegreeErrors, MoreFigures
 from sim.arrays import Floats
-from sim.json_object import JsonObject
 from sim.prices.calibration import Calibration
 
 _KNOWN: dict[str, tuple[str, ...]] = {
@@ -72,7 +71,7 @@ def compare_family(
     header = calibration.data
     if family == "sparse_attention":
         frame = with_projections(frame, calibration)
-    inside, extra = None, {}
+    inside, extra = None, MoreFigures()
     reread: dict[str, list[str]] = {}
     if held_out:
         predicted = cross_validated(family, frame, header)
@@ -103,10 +102,10 @@ def compare_family(
     )
 
 
-def _by_degree(frame: pd.DataFrame, predicted: Floats, inside: NDArray[np.bool_]) -> list[JsonObject]:
+def _by_degree(frame: pd.DataFrame, predicted: Floats, inside: NDArray[np.bool_]) -> list[DegreeErrors]:
     """Bias and share inside the 90 % interval of MoE layers, by their degree of expert parallelism."""
     degree, ratio = frame["moe_ep_size"].to_numpy(), predicted / measured_us(frame)
-    found: list[JsonObject] = []
+    found: list[DegreeErrors] = []
     for low, high in ((1, 1), (2, 8), (16, 32), (64, None)):
         rows = (degree >= low) & (degree <= (high or np.inf)) & np.isfinite(predicted)
         if rows.any():

@@ -24,11 +24,11 @@ from raysearch.fidelity.calibration.deployments import (
 from raysearch.fidelity.calibration.engines import engine_times
 from raysearch.fidelity.calibration.measured_tables import read_text
 from raysearch.fidelity.calibration.serving_fit import number_cells, numbers_of, records, rows_by
-from raysearch.fidelity.validation.error_figures import Comparison, figures
+from raysearch.fidelity.validation.error_figures import Comparison, ErrorFigures, PublishedGain, figures
 from raysearch.fidelity.validation.light import light_step_s
 from sim.engines.engine_registry import engine_rules
 from sim.evaluation import Evaluation
-from sim.json_object import JsonFields, JsonObject
+from sim.json_object import JsonFields
 from sim.layers.model import Model
 from sim.prices.calibration import Calibration
 from sim.prices.dtypes import Dtype
@@ -263,7 +263,7 @@ def _step_s(server: Server, batch: int) -> float:
     return found.stage.total_s + found.engine_s
 
 
-def _phases(frame: pd.DataFrame, columns: np.ndarray) -> JsonObject:
+def _phases(frame: pd.DataFrame, columns: np.ndarray) -> dict[str, ErrorFigures]:
     measured = numbers_of(frame, "tok_s_per_gpu")
     return {
         phase: figures(measured[index], columns[index, 0], columns[index, 1])
@@ -271,17 +271,22 @@ def _phases(frame: pd.DataFrame, columns: np.ndarray) -> JsonObject:
     }
 
 
-def _cliff(frame: pd.DataFrame, predicted: np.ndarray) -> list[JsonObject]:
+def _cliff(frame: pd.DataFrame, predicted: np.ndarray) -> list[PublishedGain]:
     """Gain in tokens/s/GPU from one GPU to two, where a published table has both."""
-    measured, gains = numbers_of(frame, "tok_s_per_gpu"), []
+    measured, gains = numbers_of(frame, "tok_s_per_gpu"), list[PublishedGain]()
     known, parallelism = np.isfinite(predicted), np.array(frame["parallelism"])
     servers = list(zip(frame["model"], frame["framework"], frame["isl"].fillna(0), frame["osl"], strict=True))
     for (model, framework, isl, osl), index in rows_by(servers).items():
         one, two = (index[known[index] & (parallelism[index] == name)] for name in ("TP1", "TP2"))
         if len(one) == 1 and len(two) == 1:
-            gain = {
-                "measured_gain": float(measured[two[0]] / measured[one[0]]),
-                "predicted_gain": float(predicted[two[0]] / predicted[one[0]]),
-            }
-            gains.append({"model": model, "framework": framework, "isl": int(isl), "osl": int(osl), **gain})
+            gains.append(
+                {
+                    "model": model,
+                    "framework": framework,
+                    "isl": int(isl),
+                    "osl": int(osl),
+                    "measured_gain": float(measured[two[0]] / measured[one[0]]),
+                    "predicted_gain": float(predicted[two[0]] / predicted[one[0]]),
+                }
+            )
     return gains

@@ -21,10 +21,16 @@ from raysearch.fidelity.calibration.engines import (
     stating_their_batch,
     steps_of,
 )
-from raysearch.fidelity.calibration.intervals import coverage, held_out_coverage, held_out_residuals, residuals_of
+from raysearch.fidelity.calibration.intervals import (
+    Coverage,
+    coverage,
+    held_out_coverage,
+    held_out_residuals,
+    residuals_of,
+)
 from raysearch.fidelity.calibration.serving_fit import LEAST_JUDGED, Runs, agg_runs, numbers_of, read_serving_runs
 from raysearch.fidelity.validation.disaggregated import compare_disaggregated
-from raysearch.fidelity.validation.error_figures import Comparison, figures, within_groups
+from raysearch.fidelity.validation.error_figures import Comparison, ErrorFigures, WorkloadRanks, figures, within_groups
 from raysearch.fidelity.validation.light import light_tpot_s
 from sim.arrays import Floats
 from sim.evaluation import Evaluation
@@ -102,7 +108,7 @@ def _intervals(
     evaluations: Sequence[Evaluation],
     *,
     held_out: bool,
-) -> dict[str, object]:
+) -> dict[str, Coverage]:
     """How many runs lie in their 90 % interval: in the one that `evaluate` states, or in one that has not seen them."""
     rows = np.flatnonzero(steps.priced).tolist()
     if len(rows) < (LEAST_JUDGED if held_out else 1):
@@ -134,7 +140,7 @@ def _milliseconds(seconds: Sequence[float]) -> Floats:
     return np.array(seconds, dtype=float) * 1e3
 
 
-def _ttft(rows: pd.DataFrame, predicted: Floats) -> dict[str, object]:
+def _ttft(rows: pd.DataFrame, predicted: Floats) -> ErrorFigures:
     """Errors of the time to the first token, which a measured run also spends in queues: for information."""
     measured = numbers_of(rows, "silicon_ttft_ms") if "silicon_ttft_ms" in rows.columns else np.full(len(rows), np.nan)
     return figures(measured, predicted, np.full(len(rows), np.nan))
@@ -147,7 +153,7 @@ def _ranks(
     measured: Floats,
     known: NDArray[np.bool_],
     stating: NDArray[np.bool_],
-) -> dict[str, dict[str, object]]:
+) -> dict[str, WorkloadRanks]:
     """Rank correlations of tokens/s/GPU inside workloads, on all known rows and on those that state their batch.
 
     Tokens/s/GPU are the stated requests in flight over the time per token and the GPUs, measured and predicted alike.
@@ -159,7 +165,7 @@ def _ranks(
         "model_isl_osl": ["model_path", "isl", "osl"],
         "model_engine": ["model_path", "backend"],
     }
-    result: dict[str, dict[str, object]] = {}
+    result: dict[str, WorkloadRanks] = {}
     for name, columns in labels.items():
         keys = np.array([" ".join(map(str, key)) for key in rows[columns].itertuples(index=False)])
         result[name] = {
