@@ -23,7 +23,7 @@ _NOTABLE = 0.97
 """Share of another's time below which a strategy's counts as sooner."""
 
 
-def alternatives(demand: Demand, best: Evaluation, known: Known, *, few_batches: bool = False) -> list[Evaluation]:
+def alternatives(demand: Demand, best: Evaluation, known: Known) -> list[Evaluation]:
     """Strategies beside the best, the most worth first, each of which has something that all before it lack.
 
     Each is the exact best that has it: smaller replicas, no pipeline, no expert parallelism, sooner tokens, a sooner
@@ -33,18 +33,14 @@ def alternatives(demand: Demand, best: Evaluation, known: Known, *, few_batches:
         demand: What was asked.
         best: The best.
         known: Of the search that found it.
-        few_batches: Whether they are looked for over few batches, and then given their largest within the limits.
     """
     least = _LEAST * (1 - ROUNDING) * worth_asked(demand, best)
-    found = [
-        other
+    others = [
+        evaluate(demand.workload, each.strategy)
         for wish in _wishes(demand, best)
         for near in [largest_batch(wish, evaluate(wish.workload, best.strategy))]
-        for asked in [wish.over_few_batches if few_batches else wish]
-        for each in best_first(asked, 1, known, [near] if near else [], least)
-        for other in [max(each, _fuller(wish, each, few_batches), key=lambda one: one.tokens_per_s_per_gpu)]
+        for each in best_first(wish, 1, known, [near] if near else [], least)
     ]
-    others = [evaluate(demand.workload, other.strategy) for other in found]
     others.sort(key=lambda other: (-gain(demand, other, best), -other.tokens_per_s_per_gpu))
     listed = [best]
     for other in others:
@@ -53,11 +49,6 @@ def alternatives(demand: Demand, best: Evaluation, known: Known, *, few_batches:
         if all(any(_gains(demand, other, each)) for each in listed):
             listed.append(other)
     return listed[1:]
-
-
-def _fuller(wish: Demand, found: Evaluation, few_batches: bool) -> Evaluation:
-    """With the largest batch within the limits, where others than few were not looked into."""
-    return (largest_batch(wish, found) or found) if few_batches else found
 
 
 def _wishes(demand: Demand, best: Evaluation) -> Iterator[Demand]:

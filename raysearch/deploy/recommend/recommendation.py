@@ -138,8 +138,8 @@ def recommended(
 ) -> Recommendation:
     """Answers a demand exactly: every strategy of the engine's space and every batch are accounted for.
 
-    Where pools serve over `FAR` times as much, the chunk of replicas and the alternatives are found over few batches,
-    and other spaces are not compared with the replicas.
+    Where pools serve over `FAR` times as much, the chunk of replicas is found over few batches, and other spaces are
+    not compared with the replicas.
 
     Args:
         demand: What is asked.
@@ -186,8 +186,7 @@ def recommended(
     steady = not demand.under_traffic  # else the demand and what is best in it are those of the replay below
     varied = begun_beside(lambda: tuple(variations(demand, best, known)), parallel=parallel and steady)
     points = begun_beside(lambda: tuple(front(demand, known)), parallel=parallel and steady)
-    few = pair is not None and steady and demand.concurrency is None and ahead_by(pair, options[0].fleet) > FAR - 1
-    options += map(option, alternatives(demand.ranked, best, known, few_batches=few))
+    options += map(option, alternatives(demand.ranked, best, known))
     if demand.under_traffic:
         progress("the load, replayed")
         others = [each for each in chunks if each.workload.chunk_tokens != demand.workload.chunk_tokens]
@@ -195,7 +194,8 @@ def recommended(
         known = searched.of(demand.workload)
         best = options[0].evaluation
         found(Recommendation(demand, tuple(options[:1]), even, {}, (), (), None, pair, proof))
-    beside = {} if few else _beside(demand, best, known, progress)
+    settled = pair and steady and demand.concurrency is None and ahead_by(pair, options[0].fleet) > FAR - 1
+    beside = {} if settled else _beside(demand, best, known, progress)
     progress("what if")
     several = tuple(options), even, beside, varied()
     progress("the front")
