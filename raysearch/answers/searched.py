@@ -51,14 +51,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
+    from raysearch.base.progress import RunMetrics
+
 _log = logging.getLogger(__name__)
 _CALLS_BETWEEN_UPDATES = 20
 
-RunBar = Callable[[str, int], AbstractContextManager[Callable[[JsonFields], None]]]
+RunBar = Callable[[str, int], AbstractContextManager[Callable[["RunMetrics"], None]]]
 """Shows how far a run is: of its name and budget, called with its metrics."""
 
 
-def no_bar(run_id: str, budget: int) -> AbstractContextManager[Callable[[JsonFields], None]]:
+def no_bar(run_id: str, budget: int) -> AbstractContextManager[Callable[[RunMetrics], None]]:
     """Shows nothing."""
     return nullcontext(lambda metrics: None)
 

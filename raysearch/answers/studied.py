@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from raysearch.answers.optimal import Bars, no_bars
 from raysearch.answers.reported import ReportResult
@@ -16,6 +17,9 @@ from raysearch.processes.claim import claimed
 from raysearch.runs.records import OnFailure
 from raysearch.runs.run import finish_rows, finished_summary
 from raysearch.studies.study_file import Study, check_same_study, check_study_code, load_study, run_dir
+
+if TYPE_CHECKING:
+    from raysearch.base.progress import RunMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +83,7 @@ def _run_open(
     begun: Callable[[], None],
 ) -> None:
     summaries = {run_id: finished_summary(run_dir(folder, run_id)) for run_id in study.specs()}
-    finished = {run_id: summary for run_id, summary in summaries.items() if summary}
+    finished = {run_id: cast("RunMetrics", summary) for run_id, summary in summaries.items() if summary}
     for run_id in finished:  # one may have been killed between its summary and the last step
         finish_rows(run_dir(folder, run_id))
     if len(finished) == len(summaries):

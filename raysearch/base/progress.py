@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NotRequired, TypedDict
 
 from rich.progress import (
     BarColumn,
@@ -17,7 +18,6 @@ from rich.progress import (
 from rich.text import Text
 
 from raysearch.base.console import InertConsole
-from sim.json_object import JsonFields
 
 console = InertConsole(stderr=True)
 """Where progress and messages go."""
@@ -101,21 +101,44 @@ def telling(description: str) -> Iterator[Callable[[str], None]]:
         yield lambda step: status.update(Text(f"{description}: {step}"))
 
 
+class RunMetrics(TypedDict):
+    """How far a run is; a searcher's own figures may stand beside these.
+
+    Attributes:
+        calls: That it has made.
+        best: Tokens/s/GPU; 0 while nothing is feasible.
+        wall_s: Seconds that it took; None where its rows alone are known.
+        fraction_of_optimum: The best as a share of the optimum; None where that is not known.
+        unique_calls, feasible_calls: Of different strategies, and of feasible ones.
+        chunk, chunk_best, chunk_done: For searchers that run in chunks: which, its best, whether it is done.
+    """
+
+    calls: int
+    best: float
+    wall_s: float | None
+    fraction_of_optimum: NotRequired[float | None]
+    unique_calls: NotRequired[int]
+    feasible_calls: NotRequired[int]
+    chunk: NotRequired[float]
+    chunk_best: NotRequired[float]
+    chunk_done: NotRequired[float]
+
+
 @contextmanager
-def searching(run_id: str, budget: int) -> Iterator[Callable[[JsonFields], None]]:
+def searching(run_id: str, budget: int) -> Iterator[Callable[[RunMetrics], None]]:
     """A bar for one run; give it the run's metrics."""
     say = now_and_then()
     with bars(text_column("{task.fields[best]}")) as progress:
         task = progress.add_task(run_id, total=budget, best="")
 
-        def show(metrics: JsonFields) -> None:
+        def show(metrics: RunMetrics) -> None:
             progress.update(task, completed=metrics["calls"], best=best_text(metrics))
             say(lambda: f"{run_id}: {metrics['calls']:,} of {budget:,} calls, {best_text(metrics)}")
 
         yield show
 
 
-def best_text(metrics: JsonFields) -> str:
+def best_text(metrics: RunMetrics) -> str:
     """A run's best so far, for people."""
     fraction = metrics.get("fraction_of_optimum")
     share = f" = {fraction:.3f} f*" if fraction is not None else ""

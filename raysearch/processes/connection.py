@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it when it is imported
 
@@ -51,7 +50,6 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
         yield
         return
     address = address or os.environ.get("RAY_ADDRESS") or "local"
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     _check_reachable(address)
     vigil = Vigil(ours=address == "local")
     with _closed_to_others() if address == "local" else nullcontext() as private, _silent_threads():
@@ -59,9 +57,9 @@ def connected(address: str | None = None, cpus: int | None = None) -> Iterator[N
             with watched(vigil):
                 with mended():
                     if private is not None:
-                        _start(private / "ray", cpus, quiet)
+                        _start(private / "ray", cpus)
                     else:
-                        _join(address, vigil, quiet)
+                        _join(address, vigil)
                 for server in _servers() if ray.is_initialized() else ():
                     vigil.ask(server)
                 yield
@@ -80,16 +78,16 @@ def _servers() -> list[str]:
     return [context.gcs_address, *nodes]
 
 
-def _join(address: str, vigil: Vigil, quiet: dict[str, Any]) -> None:
+def _join(address: str, vigil: Vigil) -> None:
     if _is_server(address):
         vigil.ask(address)
     try:
-        ray.init(address, **quiet)
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError) as error:
         raise InputError(f"cannot connect to Ray at {address!r}: {error}") from error
 
 
-def _start(folder: Path, cpus: int | None, quiet: dict[str, Any]) -> None:
+def _start(folder: Path, cpus: int | None) -> None:
     """Starts a Ray of one's own, with its sockets and logs in `folder` unless their paths become too long.
 
     Ray opens that folder to everybody, so that it must lie in one that is closed.
@@ -98,11 +96,18 @@ def _start(folder: Path, cpus: int | None, quiet: dict[str, Any]) -> None:
         InputError: It cannot be started so.
         RunFailed: It did not come up, and nobody watches who would try again.
     """
-    ours = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-    place = {"_temp_dir": str(folder)} if len(str(folder)) <= LONGEST_FOLDER else {}
+    place = str(folder) if len(str(folder)) <= LONGEST_FOLDER else None
     try:
         with without_what_nobody_asks(), _held_back(signal.SIGHUP), starting_ray():
-            ray.init("local", num_cpus=cpus, **ours, **place, **quiet)
+            ray.init(
+                "local",
+                num_cpus=cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=place,
+            )
     except ValueError as error:
         raise InputError(f"cannot start Ray: {error}") from error
     except RunFailed:  # this Ray lacks what is needed

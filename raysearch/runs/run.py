@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from envs.recording import CallGate, saved_rows
 from envs.rows import COMPACT_FILE, ROWS_FILE, RowsTaken, RowWriter, compact, write_compact
@@ -29,6 +30,9 @@ from raysearch.simulators.opening import Patience, open_simulator, searched_spac
 from raysearch.simulators.protocol import Simulator
 from sim.config.code import source_digests
 from sim.json_object import JsonObject
+
+if TYPE_CHECKING:
+    from raysearch.base.progress import RunMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -171,10 +175,10 @@ class SearchRun:
             self._begin(self._rows_anew())
             self._searcher.step(self._calls, calls)
 
-    def metrics(self) -> JsonObject:
+    def metrics(self) -> RunMetrics:
         """How far the run is: the same names for every searcher, then the searcher's own under "searcher/"."""
         gate = self._gate
-        return {
+        metrics: JsonObject = {
             "calls": gate.calls,
             "best": gate.best_raw,
             "fraction_of_optimum": gate.best_raw / self.optimum if self.optimum else None,
@@ -187,6 +191,7 @@ class SearchRun:
             **self._searcher.chunk_figures(),
             **{f"searcher/{name}": value for name, value in self._searcher.metrics().items()},
         }
+        return cast("RunMetrics", metrics)
 
     def summary(self) -> JsonObject:
         """What the run found. Equal specs give equal summaries, so no clock is in it."""
@@ -221,7 +226,7 @@ class SearchRun:
         self._rows.check_ours()
         self._rows.sync()
         metrics = self.metrics()
-        scores = {"optimum": self.optimum, "fraction_of_optimum": metrics["fraction_of_optimum"]}
+        scores = {"optimum": self.optimum, "fraction_of_optimum": metrics.get("fraction_of_optimum")}
         written = {**self.summary(), **scores, "wall_s": self._wall_s, "metrics": metrics}
         written["improvements"] = self._improvements
         written["answers_differ"] = self._simulator.asked_twice(self.workload)

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from raysearch.base.progress import RunMetrics
 from raysearch.studies.study_display import StudyDisplay
 from sim.config.reading import Unreadable, lines, parse_object
-from sim.json_object import JsonFields
 
 JOURNAL_FILE = "journal.jsonl"
 _LONGEST_LINE = 4096
@@ -55,7 +55,7 @@ class Journal(StudyDisplay):
         self._begin()
         self._write("started", run_id)
 
-    def reported(self, run_id: str, metrics: JsonFields) -> None:
+    def reported(self, run_id: str, metrics: RunMetrics) -> None:
         """Nothing: the run's rows show how far it is."""
 
     def finished(self, run_id: str) -> None:

@@ -11,10 +11,9 @@ from rich.live import Live
 from rich.progress import TaskID
 from rich.text import Text
 
-from raysearch.base.progress import bars, best_text, console, now_and_then, text_column
+from raysearch.base.progress import RunMetrics, bars, best_text, console, now_and_then, text_column
 from raysearch.runs.records import RunSpec
 from raysearch.studies.forecast import RunProgress, duration_text, remaining_s
-from sim.json_object import JsonFields
 
 
 class StudyDisplay(Protocol):
@@ -23,7 +22,7 @@ class StudyDisplay(Protocol):
     def started(self, run_id: str) -> None:
         """A run begins, or goes on after a failure."""
 
-    def reported(self, run_id: str, metrics: JsonFields) -> None:
+    def reported(self, run_id: str, metrics: RunMetrics) -> None:
         """A run has made further calls."""
 
     def finished(self, run_id: str) -> None:
@@ -44,7 +43,7 @@ class Displays(StudyDisplay):
         for display in self._displays:
             display.started(run_id)
 
-    def reported(self, run_id: str, metrics: JsonFields) -> None:
+    def reported(self, run_id: str, metrics: RunMetrics) -> None:
         """A run has made further calls."""
         for display in self._displays:
             display.reported(run_id, metrics)
@@ -63,7 +62,7 @@ class Displays(StudyDisplay):
 class StudyBars(StudyDisplay):
     """A bar for the whole study, the best so far of each workload, and a bar for each run under way."""
 
-    def __init__(self, name: str, specs: Mapping[str, RunSpec], finished: Mapping[str, JsonFields]) -> None:
+    def __init__(self, name: str, specs: Mapping[str, RunSpec], finished: Mapping[str, RunMetrics]) -> None:
         """Prepares the display.
 
         Args:
@@ -72,7 +71,7 @@ class StudyBars(StudyDisplay):
             finished: Summaries of those that were done before.
         """
         self._specs = specs
-        self._metrics: dict[str, JsonFields] = {}
+        self._metrics: dict[str, RunMetrics] = {}
         self._ended: set[str] = set()
         self._tasks: dict[str, TaskID] = {}
         self._best: dict[str, tuple[float, str, str]] = {}
@@ -100,7 +99,7 @@ class StudyBars(StudyDisplay):
         if run_id not in self._tasks and run_id not in self._ended:
             self._tasks[run_id] = self._runs.add_task(run_id, total=self._specs[run_id].budget, best="")
 
-    def reported(self, run_id: str, metrics: JsonFields) -> None:
+    def reported(self, run_id: str, metrics: RunMetrics) -> None:
         """A run has made further calls."""
         self._note(run_id, metrics)
         self.started(run_id)
@@ -116,7 +115,7 @@ class StudyBars(StudyDisplay):
         """A run broke down for good."""
         self._end(run_id, "FAILED")
 
-    def _note(self, run_id: str, metrics: JsonFields) -> None:
+    def _note(self, run_id: str, metrics: RunMetrics) -> None:
         self._metrics[run_id] = metrics
         workload = self._specs[run_id].workload
         if metrics["best"] > self._best.get(workload, (0.0, "", ""))[0]:

@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
 from ray.util import get_node_ip_address
@@ -20,6 +20,9 @@ from raysearch.runs.records import HEAD_FILE, SAVE_EVERY_S, STUDY_FILE, RunSpec,
 from raysearch.runs.run import SearchRun, finish_rows, finished_summary
 from raysearch.simulators.opening import Patience
 from sim.json_object import JsonFields, JsonObject
+
+if TYPE_CHECKING:
+    from raysearch.base.progress import RunMetrics
 
 _PATIENCE = Patience()
 FAILURE_KEY = "failure"
@@ -99,13 +102,14 @@ class SearchTrial(tune.Trainable):
         self._run.advance(self._trial["report_every"], within_chunk=True)
         if self._run.done:
             self._run.finish()
-        elif self._run.metrics()["chunk_done"] or time.monotonic() - self._saved_at_s >= SAVE_EVERY_S:
+        elif self._run.metrics().get("chunk_done") or time.monotonic() - self._saved_at_s >= SAVE_EVERY_S:
             self._run.save()
             self._saved_at_s = time.monotonic()
         return self._report(self._run.metrics(), done=self._run.done)
 
     def _failed(self, reason: str) -> JsonObject:
-        metrics = self._run.metrics() if self._run else {"calls": 0, "best": 0.0, "wall_s": 0.0}
+        nothing: RunMetrics = {"calls": 0, "best": 0.0, "wall_s": 0.0}
+        metrics = self._run.metrics() if self._run else nothing
         self.cleanup()
         return {**self._report(metrics, done=True), FAILURE_KEY: reason}
 
@@ -141,6 +145,6 @@ class SearchTrial(tune.Trainable):
         return SearchRun(spec, folder, optimum=self._trial["optimum"], resume=True, patience=patience)
 
     @staticmethod
-    def _report(metrics: JsonFields, *, done: bool) -> JsonObject:
+    def _report(metrics: RunMetrics, *, done: bool) -> JsonObject:
         # TensorBoard takes timesteps_total for its x axis: calls, the same for every searcher and after a resume.
         return {**metrics, "timesteps_total": metrics["calls"], "done": done}

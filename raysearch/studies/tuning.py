@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # read on import; the new output prints a banner even when silent
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # of which we choose ours
@@ -31,6 +31,9 @@ from raysearch.studies.deaths import MOST_IDLE_RESTARTS, Deaths
 from raysearch.studies.study_display import StudyDisplay
 from raysearch.studies.study_file import TUNE_FOLDER, Study, run_dir, write_study
 from raysearch.studies.trial import FAILURE_KEY, SearchTrial, trial_config
+
+if TYPE_CHECKING:
+    from raysearch.base.progress import RunMetrics
 
 _display: ContextVar[StudyDisplay] = ContextVar("display of the study that is running")
 _hearts: ContextVar[Hearts] = ContextVar("hearts of its runs")
@@ -119,7 +122,7 @@ class _Relay(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        _display.get().reported(run_id := trial.config["run"]["run_id"], result)
+        _display.get().reported(run_id := trial.config["run"]["run_id"], cast("RunMetrics", result))
         (calls := _calls.get())[run_id] = result["calls"]
         got_on(sum(calls.values()))
         _deaths.get().reported(trial)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raysearch.cli.commands.options import JsonOption, at_home, file_to_write, print_json
 from raysearch.cli.commands.settings import Setting, takes_settings
-from sim.json_object import JsonObject
+
+if TYPE_CHECKING:
+    from raysearch.fidelity.forecasts.forecast_score import ForecastScore
 
 
 @takes_settings
@@ -77,7 +79,7 @@ def forecast_deployments(
     print(f"{SEAL} {json.loads(content)[SEAL]}")
 
 
-def _print_score(found: JsonObject) -> None:
+def _print_score(found: ForecastScore) -> None:
     print(f"{found['measured']:,} of {found['predictions']:,} predictions of {found['date']} have been measured since")
     for name, title in (("time_per_token", "time per token"), ("tokens_per_s_per_gpu", "tokens/s/GPU")):
         if figures := found[name]:

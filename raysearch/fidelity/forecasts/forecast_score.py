@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -26,7 +26,48 @@ class _Pair(NamedTuple):
     measured: PublishedResult
 
 
-def score_of(forecast: JsonObject, results: Sequence[PublishedResult]) -> JsonObject:
+class ForecastErrors(TypedDict):
+    """Mean and median error, bias, share inside the interval and its median width."""
+
+    rows: int
+    mape: float
+    median_ape: float
+    bias: float
+    inside: float
+    width: float
+
+
+class Regret(TypedDict):
+    """Picks, those that missed their limit, and what the others lost on average to the best measured."""
+
+    picks: int
+    missed_the_limit: int
+    mean: float | None
+
+
+class WorkloadScore(TypedDict):
+    """Of one workload."""
+
+    workload: list[Any]
+    measured: int
+    time_per_token: ForecastErrors | None
+
+
+class ForecastScore(TypedDict):
+    """See `score_of`."""
+
+    made_by: str
+    date: str
+    predictions: int
+    measured: int
+    time_per_token: ForecastErrors | None
+    tokens_per_s_per_gpu: ForecastErrors | None
+    rank: float | None
+    regret: Regret
+    by_workload: list[WorkloadScore]
+
+
+def score_of(forecast: JsonObject, results: Sequence[PublishedResult]) -> ForecastScore:
     """Figures of the predictions that were measured since.
 
     Raises:
@@ -70,7 +111,7 @@ def score_of(forecast: JsonObject, results: Sequence[PublishedResult]) -> JsonOb
     }
 
 
-def _figures(pairs: Sequence[tuple[Sequence[float], float]]) -> JsonObject | None:
+def _figures(pairs: Sequence[tuple[Sequence[float], float]]) -> ForecastErrors | None:
     """Mean and median error, bias, share inside the interval and its median width."""
     if not pairs:
         return None
@@ -97,7 +138,7 @@ def _rank(groups: Iterable[list[_Pair]]) -> float | None:
     return round(float(np.mean(found)), 4) if found else None
 
 
-def _regret(groups: Iterable[list[_Pair]]) -> JsonObject:
+def _regret(groups: Iterable[list[_Pair]]) -> Regret:
     """What the best predicted point of each workload and limit lost to the best measured, and how often it missed."""
     lost: list[float] = []
     missed = 0
