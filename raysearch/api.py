@@ -217,7 +217,10 @@ def pools(
     afd: bool = False,
     host_gb: float = 200.0,
     host_gb_per_s: float = 50.0,
+    cv: float = 1.0,
+    percentile: float = 99.0,
     requests: int = 2000,
+    trace: str | Path | None = None,
     progress: bool = False,
 ) -> PoolsResult:
     """Compares one pool of GPUs with separate pools for prefill and decode: the exact best of each.
@@ -232,7 +235,10 @@ def pools(
         afd: Also a decode pool whose attention and experts have GPUs of their own.
         host_gb: Host memory for KV caches per GPU, in 1e9 bytes, where a pool re-shards.
         host_gb_per_s: A GPU's link to it, per direction.
+        cv: Under a load: coefficient of variation of the gaps between arrivals; 1 is Poisson.
+        percentile: Under a load: percentile of the latencies that must be within the limits.
         requests: Under a load, of a replay.
+        trace: A recorded trace as the load, as of `recommend`.
         progress: Whether to report progress on stderr.
 
     Raises:
@@ -241,6 +247,7 @@ def pools(
     """
     from raysearch.answers.compared_pools import PoolsResult
     from raysearch.base.progress import telling
+    from raysearch.deploy.replay.trace_files import trace_file
     from sim.pools.resharding import Host
 
     host = Host(host_gb * 1e9, host_gb_per_s * 1e9) if resharded else None
@@ -252,7 +259,10 @@ def pools(
             sweep=sweep,
             kv_hidden=kv_hidden,
             host=host,
+            cv=cv,
+            percentile=percentile,
             requests=requests,
+            trace=trace_file(trace),
             progress=tell,
             afd=afd,
         )

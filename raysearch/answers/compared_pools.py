@@ -15,6 +15,8 @@ from raysearch.base.file_io import degrees_text, strategy_dict
 from raysearch.base.limits import check_rate
 from raysearch.deploy.pools.pool_comparison import Case, PoolComparison, along_traffic
 from raysearch.deploy.pools.pools_files import COLUMNS, answers_dict, rows, write_answers
+from raysearch.deploy.recommend.demand import check_traffic, recorded_per_s
+from raysearch.deploy.replay.trace_files import read_trace, with_lengths_of
 from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
@@ -58,12 +60,24 @@ class PoolsResult(Result):
         sweep: Mapping[str, Sequence[float]] | None,
         kv_hidden: float,
         host: Host | None,
-        requests: int,
+        cv: float = 1.0,
+        percentile: float = 99.0,
+        requests: int = 2000,
+        trace: Path | None = None,
         progress: Callable[[str], None],
         afd: bool = False,
     ) -> PoolsResult:
         """Answers a question; see `raysearch.api.pools`."""
         sweep = sweep or {}
+        loaded = (requests_per_s, trace, sweep.get("requests_per_s")) != (None, None, None)
+        check_traffic(cv, percentile, trace, loaded=loaded)
+        recorded = None if trace is None else read_trace(trace, requests)
+        if recorded is not None:
+            if mix is not None or "isl" in sweep:
+                raise InputError("--set trace: a trace has lengths of its own: leave out --set mix and a sweep of isl")
+            question = with_lengths_of(question, recorded)
+            if requests_per_s is None:
+                requests_per_s = recorded_per_s(recorded)
         if question.phase not in (None, "serve"):
             raise InputError(f"--phase={question.phase}: pools are compared in phase serve: leave it out")
         if unknown := [name for name in sweep if name not in SWEEPABLE]:
@@ -90,7 +104,7 @@ class PoolsResult(Result):
             for load in loads
         ]
         unlimited = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf)
-        case = Case(unlimited, mixes[0], limits[0], kv_hidden, host, requests)
+        case = Case(unlimited, mixes[0], limits[0], kv_hidden, host, cv, percentile, requests, recorded)
         return cls(question, along_traffic(case, mixes, limits, progress), afd)
 
     @cached_property

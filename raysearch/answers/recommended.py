@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from raysearch.answers.compared_advice import ComparedAdvice
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
-from raysearch.deploy.recommend.demand import Demand, FormName, Without
+from raysearch.deploy.recommend.demand import Demand, FormName, Without, check_traffic
 from raysearch.deploy.recommend.fleet import Searched
 from raysearch.deploy.recommend.formats_compared import FormatChoice, compared_formats, formats_table
 from raysearch.deploy.recommend.forms_compared import (
@@ -90,12 +90,7 @@ class RecommendationResult(Result):
             from raysearch.simulators.aisimulate import check_here
 
             check_here()
-        if (trace is not None or requests_per_s is None) and cv != 1.0:
-            raise InputError(f"--set cv={cv:g}: of requests that come at random: give --requests-per-s, and no trace")
-        if trace is None and requests_per_s is None and percentile != 99.0:
-            raise InputError(
-                f"--set percentile={percentile:g}: of requests that come at a rate: give --requests-per-s, or a trace"
-            )
+        check_traffic(cv, percentile, trace, loaded=trace is not None or requests_per_s is not None)
         recorded = None if trace is None else read_trace(trace, requests)
         if recorded is not None:
             question = with_lengths_of(question, recorded)

@@ -47,7 +47,7 @@ BOUNDS: Mapping[str, NumberBounds] = {
         "concurrency": (1, math.inf),
     },
     "pools": {
-        "requests": (10, 10_000_000),
+        **_SIMULATED,
         "kv_hidden": (0.0, 1.0),
         "host_gb": (0.0, math.inf),
         "host_gb_per_s": (1e-3, math.inf),

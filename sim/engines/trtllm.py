@@ -41,7 +41,9 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
 
 def _scheduler(_hardware: Hardware) -> SchedulerPolicy:
     """[published] max_num_tokens 8192; contexts come whole, after those that generate."""
-    return SchedulerPolicy(mixes=True, step_tokens=8192, chunks=False, reserved_output=1.0, block_tokens=32)
+    return SchedulerPolicy(
+        mixes=True, step_tokens=8192, chunks=False, reserved_output=1.0, block_tokens=32, whole_blocks=True
+    )
 
 
 TRTLLM = EngineRules(

@@ -48,7 +48,7 @@ class FrontFigures:
     kv_bytes: Floats
     peak_bytes: Floats
 
-    def of(self, index: Ints | slice | int) -> FrontFigures:
+    def of(self, index: Ints) -> FrontFigures:
         """Those of some combinations."""
         return FrontFigures(
             self.times_s[..., index], self.weight_bytes[:, index], self.kv_bytes[:, index], self.peak_bytes[index]

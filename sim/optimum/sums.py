@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -193,35 +192,31 @@ def _fewer(layers: Layers, units: Sequence[Unit]) -> Layers:
 # --- stages -------------------------------------------------------------------------------------------
 
 
-def stage_pricer(
-    stack: Stack, pp: int, layers: Layers, kind: int, pairs: Iterable[Pair], at: slice | int = slice(None)
-) -> Callable[[Stage], Any]:
-    """What gives [n] seconds of a stage of a pipeline, in a step of one kind.
+def stages_s(stack: Stack, pp: int, layers: Layers, kind: int, stages: Sequence[Stage]) -> list[Floats]:
+    """[n] seconds of each of some stages, in a step of one kind.
 
     Args:
         stack: Both sides of a GPU, per group.
-        pp: Pipeline stages.
+        pp: Stages of their pipeline.
         layers: What they are made of.
         kind: Of step.
-        pairs: Groups that meet in some stage.
-        at: Which combinations.
+        stages: Which ones.
     """
     end = end_of(stack)
     last = layers.end(end_group(stack), end.experts.layer.stream.producer)
-    met_s = {pair: _meetings_s(stack, layers, pair)[at] for pair in pairs}
+    met_s = {pair: _meetings_s(stack, layers, pair) for pair in {pair for each in stages for pair, _ in each.meetings}}
     choices, which = np.unique(last, return_inverse=True)
     around = np.array([vocabulary_seconds(end, pp, choice)[:3] for choice in choices.tolist()]).reshape(-1, 3)[which]
-    vocabulary, layers_s = VocabularySeconds(*around[at].T), layers.figures.times_s[kind][:, at]
-    return lambda stage: stage_s(stage, layers_s, met_s, vocabulary)
+    vocabulary = VocabularySeconds(*around.T)
+    return [stage_s(stage, layers.figures.times_s[kind], met_s, vocabulary) for stage in stages]
 
 
 def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int, *, met: bool = True) -> Floats:
-    """[n] seconds of the slowest stage of a pipeline; `met`: whether meetings of groups count."""
+    """[n] the most of those of a pipeline; `met`: whether meetings of groups count."""
     stages = pipeline(end_of(stack).experts.workload, pp)
     if not met:
         stages = [each._replace(meetings=()) for each in stages]
-    pairs = {pair for each in stages for pair, _ in each.meetings}
-    return functools.reduce(np.maximum, map(stage_pricer(stack, pp, layers, kind, pairs), stages))
+    return functools.reduce(np.maximum, stages_s(stack, pp, layers, kind, stages))
 
 
 def _meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:

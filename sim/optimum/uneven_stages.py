@@ -18,10 +18,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,13 +30,13 @@ from sim.optimum.bounds import Bounds, Mesh, Multipliers
 from sim.optimum.exact_search import find_best, layers_on
 from sim.optimum.fronts import keys_of
 from sim.optimum.spaces import Space, space_of_batches
-from sim.optimum.sums import Layers, fits, stage_pricer
+from sim.optimum.sums import Layers, fits, stages_s
 from sim.serving.confidence import slower
 from sim.serving.phases import Batching, batching, most_sequences, phase_of
 from sim.simulate import degree_violations, evaluate
 from sim.step.attention_expert_meshes import Stack
 from sim.step.pipeline import Stage, stage_between
-from sim.step.stage import end_of, step_sum
+from sim.step.stage import end_of
 from sim.strategy import Strategy
 from sim.workload import Workload
 
@@ -191,10 +190,7 @@ class _Stages:
 
     def __init__(self, layers: Layers, stacks: Sequence[Stack], alike: Ints | None = None) -> None:
         self._layers, self._stacks, self._workload = layers, stacks, end_of(stacks[0]).experts.workload
-        self._alike, self._places = alike, np.arange(layers.figures.peak_bytes.size)
-        self._at = 0 if len(self._places) == 1 else slice(None)  # a number, which is faster than an array of one
-        self._figures, self._pricers = layers.figures.of(self._at), cache(self._pricers_of)
-        self._known = dict[tuple[Stage, int], tuple[Floats, Ints]]()
+        self._alike, self._known = alike, dict[tuple[Stage, int], tuple[Floats, Ints]]()
 
     def between(self, start: int, end: int, pp: int) -> tuple[Floats, Ints]:
         """The stage with the layers from one up to another.
@@ -208,16 +204,12 @@ class _Stages:
             found = self._known[stage, pp] = self._priced(stage, pp)
         return found
 
-    def _pricers_of(self, pp: int) -> list[Callable[[Stage], Any]]:
-        pairs, stacks = step_sum(self._workload).meetings, enumerate(self._stacks)
-        return [stage_pricer(stack, pp, self._layers, kind, pairs, self._at) for kind, stack in stacks]
-
     def _priced(self, stage: Stage, pp: int) -> tuple[Floats, Ints]:
-        room = fits(self._stacks[-1], pp, self._figures, [stage])
-        each_s = np.array([price_s(stage) for price_s in self._pricers(pp)]).reshape(-1, len(self._places))
+        room = fits(self._stacks[-1], pp, self._layers.figures, [stage])
+        each_s = [stages_s(stack, pp, self._layers, kind, [stage])[0] for kind, stack in enumerate(self._stacks)]
         seconds: Floats = np.where(room, each_s, np.inf)
         if self._alike is None:
-            return seconds, self._places
+            return seconds, np.arange(len(room))
         order = np.lexsort((seconds[0], self._alike))
         first = order[np.unique(self._alike[order], return_index=True)[1]]
         return seconds[:, first], first

@@ -91,9 +91,10 @@ def workload_of(traffic: Traffic, workload: Workload, phase: PhaseName) -> Workl
     """
     kind = phase_named(phase)
     if not kind.decodes:
-        return replace(workload, phase=phase, prompt_tokens=traffic.typical_prompt_tokens, output_tokens=1)
+        whole = {"prompt_tokens": traffic.typical_prompt_tokens, "chunk_tokens": None}  # chunks gain nothing there
+        return replace(workload, phase=phase, output_tokens=1, **whole)
     if not kind.prefills:
-        return replace(workload, phase=phase, context_tokens=traffic.context_tokens)
+        return replace(workload, phase=phase, context_tokens=traffic.context_tokens, chunk_tokens=None)
     if len(traffic.kinds) == 1:
         prompt, output = traffic.kinds[0].prompt_tokens, traffic.kinds[0].output_tokens
     else:

@@ -39,6 +39,7 @@ class SchedulerPolicy:
         reserved_output: Share of the answers yet to come for which a new request must leave room.
         shared_by_ranks: Whether `step_tokens` is shared out over attention ranks.
         block_tokens: Of a block of the prefix cache.
+        whole_blocks: Whether `step_tokens` is a multiple of `block_tokens`.
     """
 
     mixes: bool = True
@@ -47,6 +48,7 @@ class SchedulerPolicy:
     reserved_output: float = 0.0
     shared_by_ranks: bool = False
     block_tokens: int = 16
+    whole_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,8 @@ class Deployed:
             as_shipped: As of `sim.replay.scheduler.scheduler_of`.
         """
         prices = StepPrices(workload, strategy)
-        scheduler = scheduler_of(workload, strategy.batch, strategy.attention_dp, as_shipped=as_shipped)
+        sizes = strategy.batch, strategy.attention_dp, strategy.pp
+        scheduler = scheduler_of(workload, *sizes, as_shipped=as_shipped)
         usual = max(2, workload.prompt_tokens + workload.output_tokens // 2 or workload.context_tokens)
         longest = max(usual, workload.prompt_tokens)
         most = min(scheduler.policy.step_tokens, max(longest, 1))

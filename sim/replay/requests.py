@@ -88,6 +88,11 @@ class Requests:
     def __len__(self) -> int:
         return len(self.arrival_s)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest one, prompt and answer."""
+        return int((self.prompt_tokens + self.output_tokens).max())
+
     @classmethod
     def drawn(
         cls, arrival_s: Floats, prompts: Lengths, answers: Lengths, seed: int, cached_share: float = 0.0

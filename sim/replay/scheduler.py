@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from sim.engines.engine_registry import engine_rules
 from sim.prices.engine import SchedulerPolicy
-from sim.serving.phases import charged_prompt_tokens, most_sequences, phase_of
+from sim.serving.phases import charged_prompt_tokens, running_sequences, step_tokens
 from sim.workload import Workload
 
 
@@ -31,30 +31,34 @@ class Scheduler:
     rows: int = 1
 
 
-def scheduler_of(workload: Workload, batch: int, ranks: int, *, as_shipped: bool = False) -> Scheduler:
+def scheduler_of(workload: Workload, batch: int, ranks: int, stages: int = 1, *, as_shipped: bool = False) -> Scheduler:
     """The scheduler of a workload's engine, as exported commands have it run, or as it is shipped.
 
-    Exported commands cap the tokens of a step at what was charged: prompts or a chunk beside all running requests.
+    Exported commands cap the tokens of a step at what was charged: prompts or a chunk beside all running requests. A
+    decode pool, whose steps have room for no more, computes anew who was preempted in what others leave of it.
 
     Args:
         workload: Its phase, engine, machine and chunk.
         batch: Most requests of one microbatch over all attention ranks.
         ranks: Attention ranks.
+        stages: Of the pipeline.
         as_shipped: Whether the engine's own cap on the tokens of a step holds, as in benchmarks.
     """
     engine = workload.engine
     policy = engine_rules(engine.name).scheduler(workload.hardware) if engine else SchedulerPolicy()
-    most = max(1, int(min(-(-batch // ranks), most_sequences(workload, ranks) / ranks)))
-    charged = charged_prompt_tokens(workload, batch, ranks)
-    if charged and not as_shipped:
-        beside = most * workload.queries if policy.mixes and phase_of(workload).decodes else 0
+    charged, capped = charged_prompt_tokens(workload, batch, ranks), step_tokens(workload, batch, ranks, stages)
+    if (charged or (engine and policy.mixes)) and not as_shipped:
         # vLLM cuts prompts at its cap in any case; others only if they are told to.
         cut = workload.chunk_tokens is not None or (policy.mixes and policy.chunks)
-        policy = replace(policy, step_tokens=charged + beside, chunks=cut, shared_by_ranks=False)
+        most = capped if policy.mixes else charged
+        if policy.whole_blocks:
+            most = policy.block_tokens * -(-most // policy.block_tokens)
+        policy = replace(policy, step_tokens=most, chunks=cut, shared_by_ranks=False)
     elif workload.chunk_tokens is not None:
         policy = replace(policy, step_tokens=workload.chunk_tokens, chunks=True, shared_by_ranks=False)
     if policy.shared_by_ranks:
         policy = replace(policy, step_tokens=max(1, policy.step_tokens // ranks))
     waits = workload.prompt_wait_steps if ranks > 1 else 0
     reserves = engine is not None and engine.memory.reserves_output
-    return Scheduler(policy, most, reserves, balance_steps=waits, rows=workload.queries)
+    running = running_sequences(workload, batch, ranks)
+    return Scheduler(policy, running, reserves, balance_steps=waits, rows=workload.queries)

@@ -444,6 +444,24 @@ def charged_prompt_tokens(workload: Workload, batch: int, dp: int) -> int:
     return math.ceil(mixed.of_group(dp).prompts) * workload.prompt_tokens
 
 
+def running_sequences(workload: Workload, batch: int, dp: int) -> int:
+    """Requests of one microbatch that an attention rank runs at once: its part of them, or the scheduler's most."""
+    return max(1, int(min(-(-batch // dp), most_sequences(workload, dp) / dp)))
+
+
+def step_tokens(workload: Workload, batch: int, dp: int, stages: int) -> int:
+    """Tokens for which a step of an attention rank has room: prompts as charged, beside all requests that run.
+
+    Args:
+        workload: Its phase, traffic, chunk and drafts.
+        batch: Requests of one microbatch over all attention ranks.
+        dp: Attention ranks.
+        stages: Of the pipeline; its microbatches share one scheduler.
+    """
+    running = running_sequences(workload, batch, dp) * stages * workload.queries if phase_of(workload).decodes else 0
+    return running + charged_prompt_tokens(workload, batch, dp)
+
+
 def most_sequences(workload: Workload, dp: int) -> float:
     """Requests of one microbatch that an engine's scheduler lets run at once; the rest wait."""
     most, phase = math.inf, phase_of(workload)

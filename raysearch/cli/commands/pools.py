@@ -17,6 +17,7 @@ from raysearch.cli.commands.options import (
 )
 from raysearch.cli.commands.question_options import loaded, takes_question
 from raysearch.cli.commands.settings import Setting
+from raysearch.deploy.replay.trace_files import trace_file
 from raysearch.processes.claim import check_folder
 from sim.config.question import Question
 from sim.pools.resharding import Host
@@ -48,7 +49,16 @@ def show_pools(
     ] = False,
     host_gb: Annotated[float, Setting("Host memory for KV caches per GPU, where a pool re-shards.", least=0.0)] = 200.0,
     host_gb_per_s: Annotated[float, Setting("A GPU's link to host memory, GB/s per direction.", least=1e-3)] = 50.0,
+    cv: Annotated[
+        float, Setting("Coefficient of variation of the gaps between arrivals; 1 is Poisson.", least=0.05, most=20.0)
+    ] = 1.0,
+    percentile: Annotated[
+        float, Setting("Percentile of the latencies that must be within the limits.", least=0.0, most=100.0)
+    ] = 99.0,
     requests: Annotated[int, Setting("Requests in one simulated run.", least=10, most=10_000_000)] = 2000,
+    trace: Annotated[
+        str | None, Setting("A recorded trace: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
+    ] = None,
     out: AnswerOutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -67,6 +77,7 @@ def show_pools(
       raysearch pools --model deepseek_v3 --hardware h200_sxm --gpus 72 --isl 4000 --osl 500 --tpot-ms 30 --set afd
       raysearch pools --model llama_3_1_70b --gpus 64 --isl 8000 --osl 500 --tpot-ms 30 \\
           --set sweep=requests-per-s=0.5,2,8
+      raysearch pools --model qwen3_32b --gpus 16 --tpot-ms 30 --ttft-ms 2000 --set trace=conversation_trace.jsonl
     """
     from raysearch.base.progress import telling
 
@@ -79,7 +90,10 @@ def show_pools(
             sweep=_swept(sweep.split(";") if sweep else []),
             kv_hidden=kv_hidden,
             host=Host(host_gb * 1e9, host_gb_per_s * 1e9) if resharded else None,
+            cv=cv,
+            percentile=percentile,
             requests=requests,
+            trace=trace_file(trace),
             progress=tell,
             afd=afd,
         )

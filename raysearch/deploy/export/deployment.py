@@ -11,7 +11,7 @@ from raysearch.base.errors import InputError
 from raysearch.deploy.contexts import longest_context
 from raysearch.deploy.export.render import Command, Variable, shell_text
 from sim.prices.hardware import NCCL_ALGORITHMS
-from sim.serving.phases import charged_prompt_tokens, phase_of
+from sim.serving.phases import charged_prompt_tokens, phase_of, running_sequences, step_tokens
 from sim.step.pipeline import layers_of_stages
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -102,7 +102,7 @@ class Deployment:
     @property
     def rank_requests(self) -> int:
         """Requests that run at once on an attention rank, those of all pipeline stages' microbatches together."""
-        return math.ceil(self.strategy.batch / self.strategy.attention_dp) * self.strategy.pp
+        return running_sequences(self.workload, self.strategy.batch, self.strategy.attention_dp) * self.strategy.pp
 
     @property
     def longest(self) -> int:
@@ -125,8 +125,7 @@ class Deployment:
     @property
     def step_tokens(self) -> int:
         """Tokens that a step of an attention rank must have room for: prompts or a chunk beside running requests."""
-        running = self.rank_requests * self.workload.queries if phase_of(self.workload).decodes else 0
-        return running + self.prompt_tokens
+        return step_tokens(self.workload, self.strategy.batch, self.strategy.attention_dp, self.strategy.pp)
 
     @property
     def prompt_tokens(self) -> int:

@@ -56,6 +56,7 @@ class _Point(Record):
     kinds: list[_Kind]
     ways: _Ways
     winner: str | None
+    longest_request: Count | None = None
 
 
 class _Answers(Record):
@@ -114,7 +115,7 @@ def pool_deployments(
     question = question_of(path, record)
     workload = question.load(Origin.RECORD)
     served_model = weights_of(workload, question.model, served_model)
-    longest = max(kind.prompt_tokens + kind.output_tokens for kind in traffic.kinds)
+    longest = point.longest_request or max(kind.prompt_tokens + kind.output_tokens for kind in traffic.kinds)
     if isinstance(way, StoredPair):
         found = pair_deployments(workload, way, served_model, traffic)
     else:

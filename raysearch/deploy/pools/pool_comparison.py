@@ -16,6 +16,7 @@ from sim.pools.best_pools import OnePool, best_in_turns, best_one_pool
 from sim.pools.matching import Limits, Matched
 from sim.pools.resharding import Host, Resharded
 from sim.pools.traffic import Traffic, workload_of
+from sim.replay.requests import Requests
 from sim.workload import Workload, coarse_steps
 
 Way = OnePool | Matched | Resharded
@@ -37,7 +38,7 @@ class Case:
         limits: To be kept.
         hidden: Share of the cache's transfer that hides behind computing prompts.
         host: Memory of the hosts, where a pool that re-shards keeps caches; None leaves that way out.
-        requests: Of a replay under a load.
+        cv, percentile, requests, trace: Of a load, as of a `Demand`.
     """
 
     workload: Workload
@@ -45,7 +46,10 @@ class Case:
     limits: Limits
     hidden: float = 0.0
     host: Host | None = None
+    cv: float = 1.0
+    percentile: float = 99.0
     requests: int = 2000
+    trace: Requests | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class PoolComparison:
     Attributes:
         case: What was asked.
         ways: By name.
-        replays: Of those that were sized by a replay of requests that come at random: under a load of equal requests.
+        replays: Of those that were sized by a replay of requests that come at random: under a load.
     """
 
     case: Case
@@ -86,7 +90,7 @@ def compare_pools(
         here = replace(case.workload, max_gpus=each.gpus)
         replays: dict[str, ReplayReport] = {}
         ways: dict[str, Way | None] = {}
-        if each.requests_per_s is not None and len(case.traffic.kinds) == 1:
+        if each.requests_per_s is not None:
             for name, (way, report) in _under_load(here, case, each).items():
                 ways[name] = way
                 if report:
@@ -106,7 +110,17 @@ def _under_load(workload: Workload, case: Case, limits: Limits) -> dict[str, tup
     kept, traffic = 1 - workload.margin, case.traffic
     limited = replace(workload, tpot_slo_s=limits.tpot_s / kept, ttft_slo_s=limits.ttft_s / kept)
     served = workload_of(traffic, limited, "serve")
-    demand = Demand(served, limits.gpus, requests_per_s=limits.requests_per_s, requests=case.requests)
+    mix = traffic if len(traffic.kinds) > 1 else None
+    demand = Demand(
+        served,
+        limits.gpus,
+        requests_per_s=limits.requests_per_s,
+        cv=case.cv,
+        percentile=case.percentile,
+        requests=case.requests,
+        trace=case.trace,
+        mix=mix,
+    )
     found: dict[str, tuple[Way | None, ReplayReport | None]] = {"one": (None, None), "apart": (None, None)}
     chunks = demand.in_chunks
     for at, each in enumerate(chunks):

@@ -39,6 +39,7 @@ def pool_comparison_dict(answer: PoolComparison) -> JsonObject:
         "ways": {name: None if way is None else _way_dict(answer, name, way) for name, way in answer.ways.items()},
         "replays": {name: replay_dict(report) for name, report in answer.replays.items()},
         "winner": answer.winner,
+        **({} if case.trace is None else {"longest_request": case.trace.longest}),
     }
 
 

@@ -50,8 +50,6 @@ def _one(answer: PoolComparison) -> Iterator[str]:
             yield f"  {line}"
         if name in answer.replays:
             yield f"  {replayed_line(answer.replays[name])}"
-    if limits.requests_per_s is not None and len(case.traffic.kinds) > 1:
-        yield "Sized in the steady state, a lower bound: requests of several lengths are not replayed"
 
 
 def _lengths(answer: PoolComparison) -> str:

@@ -16,6 +16,7 @@ from sim.config.question import Question
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
 from sim.pools.best_pools import chunked
+from sim.pools.traffic import Traffic
 from sim.replay.requests import Lengths, Requests
 from sim.serving.confidence import slower
 from sim.serving.phases import phase_of
@@ -48,6 +49,7 @@ class Demand:
             queue it is kept by replays with longer steps, and latencies of the steady state count as predicted.
         requests: Of a replay under a load.
         trace: Recorded requests in place of random ones.
+        mix: Several lengths of random ones, of which `workload` has what is like them all; None of one length.
         price_per_gpu_hour: What a GPU costs, or None.
         largest_replica: Most GPUs of a replica.
         only: The one form of deployment to look at; None for all.
@@ -67,6 +69,7 @@ class Demand:
     confidence: float = 0.0
     requests: int = 2000
     trace: Requests | None = None
+    mix: Traffic | None = None
     largest_replica: float = math.inf
     only: FormName | None = None
     replays: int = 60
@@ -74,8 +77,7 @@ class Demand:
 
     def __post_init__(self) -> None:
         if self.trace is not None and self.concurrency is None:
-            if (rate := self.sent.rate_per_s) is None:
-                raise InputError("--set trace: its requests all come at once: no number of GPUs is enough for them")
+            rate = recorded_per_s(self.trace) if self.requests_per_s is None else self.sent.rate_per_s
             object.__setattr__(self, "requests_per_s", rate)
         confidence = self.confidence or self.workload.confidence
         steady = EVEN_ODDS if self.under_traffic else confidence
@@ -108,7 +110,13 @@ class Demand:
     def sent(self) -> SentTraffic:
         """What comes at a rate, or as the trace has it."""
         prompts, answers = (Lengths(each) for each in (self.workload.prompt_tokens, self.workload.output_tokens))
-        return SentTraffic(prompts, answers, self.requests, self.requests_per_s, self.cv, trace=self.trace)
+        load = self.requests_per_s, self.cv
+        return SentTraffic(prompts, answers, self.requests, *load, trace=self.trace, mix=self.mix)
+
+    @property
+    def unlike(self) -> bool:
+        """Whether requests have lengths of their own, or share prefixes: the steady state is no bound of these."""
+        return self.trace is not None or self.mix is not None
 
     @property
     def under_traffic(self) -> bool:
@@ -152,7 +160,7 @@ class Demand:
     @property
     def unloaded(self) -> Demand:
         """The same demand without its load: how to fill the GPUs at hand."""
-        return replace(self, requests_per_s=None, concurrency=None, trace=None)
+        return replace(self, requests_per_s=None, concurrency=None, trace=None, mix=None)
 
     @property
     def in_chunks(self) -> list[Demand]:
@@ -163,8 +171,8 @@ class Demand:
 
     @property
     def ranked(self) -> Demand:
-        """The demand by whose worth strategies are listed: of a trace the steady state is no bound."""
-        return self if self.trace is None else self.unloaded
+        """The demand by whose worth strategies are listed: of unlike requests the steady state is no bound."""
+        return self.unloaded if self.unlike else self
 
     @property
     def over_few_batches(self) -> Demand:
@@ -188,6 +196,23 @@ class Demand:
     def under(self, **changes: Any) -> Demand:
         """The same demand of a workload with other fields."""
         return replace(self, workload=replace(self.workload, **changes))
+
+
+def recorded_per_s(trace: Requests) -> float:
+    """The mean rate of a trace. Raises: InputError: Its requests all come at once."""
+    if not (span_s := float(trace.arrival_s[-1])):
+        raise InputError("--set trace: its requests all come at once: no number of GPUs is enough for them")
+    return (len(trace) - 1) / span_s
+
+
+def check_traffic(cv: float, percentile: float, trace: object, *, loaded: bool) -> None:
+    """Raises: InputError: How requests come, or a percentile, is given where they do not."""
+    if (trace is not None or not loaded) and cv != 1.0:
+        raise InputError(f"--set cv={cv:g}: of requests that come at random: give --requests-per-s, and no trace")
+    if not loaded and percentile != 99.0:
+        raise InputError(
+            f"--set percentile={percentile:g}: of requests that come at a rate: give --requests-per-s, or a trace"
+        )
 
 
 def _share(predicted_s: float, surely_s: float) -> float:

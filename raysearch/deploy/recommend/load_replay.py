@@ -47,7 +47,7 @@ def load_replay(demand: Demand, evaluation: Evaluation, most_gpus: int) -> LoadR
     """
     replica = AggregatedFleet.of(demand.workload, evaluation.strategy)
     in_steady_state, most = needed_replicas(demand, evaluation), most_gpus // evaluation.gpus
-    least = in_steady_state if demand.trace is None else 1  # hits of the prefix cache may spare more
+    least = 1 if demand.unlike else in_steady_state  # hits of the prefix cache may spare more
     strategy = evaluation.strategy
     enough = min(ENOUGH * demand.requests, MOST_QUEUES // (strategy.attention_dp * strategy.pp))
     if enough < least <= most:

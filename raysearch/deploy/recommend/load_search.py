@@ -4,9 +4,9 @@ The steady state at its best is a bound, that of phase traffic: prompts of all a
 pipeline, and queues never empty. So once some strategy holds, only those need be replayed whose steady state would
 carry the load on fewer GPUs, the cheapest first, each once on as many replicas as fit below what holds so far. More
 replicas are taken never to hold less. Prompts are whole at first; each other size of chunks has a steady state of its
-own, by which those strategies are replayed that may carry the load in such chunks on fewer GPUs still. A trace has
-unlike lengths, and prompts that are cached in part: of these the steady state is no bound, and the best strategies of
-all degrees are replayed, in other chunks that of the fewest GPUs alone.
+own, by which those strategies are replayed that may carry the load in such chunks on fewer GPUs still. A mix or a trace
+has unlike lengths, and some prompts of traces are cached: of these the steady state is no bound, and the best
+strategies of all degrees are replayed, in other chunks that of the fewest GPUs alone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def carrying(
     for each in (demand, *others):
         if each is not demand:
             passed = set[tuple[int, ...]]()
-            if demand.trace is not None:
+            if demand.unlike:
                 holding = [found.strategy for found, load in tried if load and gpus_of(found, load) == most]
                 among = [evaluate(each.workload, strategy) for strategy in holding]
         left = replace(each, replays=demand.replays - proof.replayed)
@@ -134,7 +134,7 @@ def fewer_gpus(
 
 def _unbeaten(demand: Demand, most: int) -> list[Evaluation]:
     """Strategies that may carry the load on fewer than so many GPUs, those first that need fewest without queues."""
-    if demand.trace is not None:
+    if demand.unlike:
         every = best_first(demand.unloaded, EVERY)
         return sorted((each for each in every if each.gpus < most), key=lambda one: needed_gpus(demand, one))
 
@@ -150,7 +150,7 @@ def _unbeaten(demand: Demand, most: int) -> list[Evaluation]:
 
 def _least_gpus(demand: Demand, each: Evaluation) -> int:
     """GPUs without which a strategy carries the load in no replay."""
-    return needed_gpus(demand, each) if demand.trace is None else each.gpus
+    return each.gpus if demand.unlike else needed_gpus(demand, each)
 
 
 def degrees_of(each: Evaluation) -> tuple[int, ...]:

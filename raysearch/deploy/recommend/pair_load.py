@@ -1,14 +1,14 @@
 """The fewest GPUs of two pools under a load that comes at random: pairs of the steady state, each replayed.
 
 A pair that is just fast enough in the steady state has no room for queues. So pairs are the exact best for more load
-than comes, and for a first token sooner than asked for; of each, and with a replica of either pool more or less, the
-fewest GPUs are taken that hold the limits in a replay with the confidence asked for. The steady state's fewest GPUs are
-a bound; between it and what is found nothing is proven: other pairs on as many GPUs may hold.
+than comes, and for a first token sooner than asked for; of each, with a replica of either pool more, or fewer as long
+as that holds, the fewest GPUs are taken that hold the limits in a replay with the confidence asked for. The steady
+state's fewest GPUs are a bound; between it and what is found nothing is proven: other pairs on as many GPUs may hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from raysearch.deploy.recommend.demand import Demand
@@ -59,17 +59,19 @@ def pair_load(demand: Demand, traffic: Traffic, *, hidden: float = 0.0) -> PairL
             held[key] = holds(load_setup(demand, fleet), fleet.at(demand.confidence))
         return held[key]
 
+    def fewest(pairs: Iterable[Matched], most: int) -> Matched | None:
+        """The one that holds on the fewest GPUs, if these are fewer than so many."""
+        few = sorted((each for each in pairs if each.gpus < most), key=lambda one: one.gpus)
+        return next((each for each in few if holds_limits(each)), None)
+
     best: Matched | None = None
     least = demand.gpus
     for room, pair in _candidates(demand, traffic, hidden):
         least = min(least, pair.gpus) if room >= 1 else least
         most = best.gpus if best else demand.gpus + 1
-        found = pair if pair.gpus < most and holds_limits(pair) else None
-        for each in sorted(_resized(pair, -1 if found else 1), key=lambda one: one.gpus):
-            if each.gpus < (found.gpus if found else most) and holds_limits(each):
-                found = each
-                break
-        best = found or best
+        found = pair if pair.gpus < most and holds_limits(pair) else fewest(_resized(pair, 1), most)
+        while found:
+            best, found = found, fewest(_resized(found, -1), found.gpus)
     if best is None:
         return None
     best = replace(best, requests_per_s=demand.requests_per_s or best.requests_per_s)

@@ -23,7 +23,6 @@ from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
 from sim.layouts import layout_of
 from sim.nearness import near_limits
-from sim.replay.requests import Requests
 from sim.serving.phases import phase_of
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -43,7 +42,7 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
         "question": demand.question.record() if demand.question else {},
         **priced_dict(demand.asked),
         "usual_limits": dict(demand.usual),
-        **({} if demand.trace is None else {"longest_request": _longest(demand.trace)}),
+        **({} if demand.trace is None else {"longest_request": demand.trace.longest}),
         "model": workload.model.name,
         "config_hash": workload.config_hash,
         "feasible": bool(answer.ranked),
@@ -167,11 +166,6 @@ def _option_dict(answer: Recommendation, option: Option) -> JsonObject:
 def _proof_dict(proof: LoadProof) -> JsonObject:
     chunks = [{"chunk_tokens": tokens, "gpus": gpus} for tokens, gpus in proof.chunks.items()]
     return {**asdict(proof), "chunks": chunks}
-
-
-def _longest(trace: Requests) -> int:
-    """Tokens of its longest request, prompt and answer."""
-    return int((trace.prompt_tokens + trace.output_tokens).max())
 
 
 def _load_dict(option: Option) -> JsonObject | None:

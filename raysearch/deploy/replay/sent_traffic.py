@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from raysearch.base.errors import InputError
 from raysearch.base.limits import check_rate
+from sim.pools.traffic import Traffic
 from sim.replay.arrivals import Stream, draw_arrivals
 from sim.replay.requests import Lengths, Requests
 
@@ -15,13 +18,14 @@ class SentTraffic:
     """What is sent; exactly one of a rate, clients or a trace decides when.
 
     Attributes:
-        prompts, answers: Lengths, where no trace has them.
+        prompts, answers: Lengths, where neither a trace nor a mix has them.
         count: Requests of a run, on average.
         requests_per_s: Mean rate of all replicas; of a trace, to which its times are stretched.
         cv: Coefficient of variation of the times between requests: 1 is a Poisson process, more comes in bursts.
         clients: Of all replicas, who send when they are answered, all from the start.
         cached_share: Share of each prompt that is cached already; of a trace its blocks decide.
         trace: Recorded requests.
+        mix: Requests of several lengths, each as often as its share; None of one length.
     """
 
     prompts: Lengths
@@ -32,6 +36,7 @@ class SentTraffic:
     clients: int | None = None
     cached_share: float = 0.0
     trace: Requests | None = None
+    mix: Traffic | None = None
 
     def __post_init__(self) -> None:
         if self.clients is not None and (self.requests_per_s is not None or self.trace is not None):
@@ -63,7 +68,8 @@ class SentTraffic:
     def mean_tokens(self) -> tuple[float, float]:
         """Of a prompt and of an answer."""
         if self.trace is None:
-            return self.prompts.mean, self.answers.mean
+            mix = self.mix
+            return (mix.prompt_tokens, mix.output_tokens) if mix else (self.prompts.mean, self.answers.mean)
         return float(self.trace.prompt_tokens.mean()), float(self.trace.output_tokens.mean())
 
     @property
@@ -83,10 +89,14 @@ class SentTraffic:
             stretched = recorded / rate if rate and recorded else 1.0
             return replace(self.trace, arrival_s=self.trace.arrival_s * stretched)
         if self.requests_per_s is None:
-            import numpy as np
-
             times_s = np.zeros(self.count)
         else:
             stream = Stream(self.requests_per_s, self.cv)
             times_s = draw_arrivals([stream], self.count / self.requests_per_s, seed).times_s
+        if self.mix:
+            kinds = self.mix.kinds
+            rng, shares = np.random.default_rng([seed, 1]), [kind.share for kind in kinds]
+            lengths = np.array([(kind.prompt_tokens, kind.output_tokens) for kind in kinds], dtype=np.int64)
+            prompts, answers = lengths[rng.choice(len(kinds), len(times_s), p=shares)].T
+            return Requests(times_s, prompts, answers, cached_share=self.cached_share)
         return Requests.drawn(times_s, self.prompts, self.answers, seed, self.cached_share)

@@ -1,16 +1,24 @@
-"""Answers on one question rest on one model: `recommend`, `pools` and `replay` say the same of it."""
+"""Answers on one question rest on one model: `recommend`, `pools`, `place` and `replay` say the same of it."""
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import raysearch as rs
 from raysearch.answers.compared_pools import PoolsResult
 from raysearch.answers.recommended import RecommendationResult
+from raysearch.answers.replayed import deployed_in
+from raysearch.deploy.replay.deployed_fleets import AggregatedFleet
 from sim.pools.best_pools import OnePool
 from sim.pools.matching import Matched
+from sim.replay.requests import Requests
 
 pytestmark = pytest.mark.usefixtures("every_best_alone")
 ASKED = rs.question(
@@ -28,9 +36,39 @@ def both() -> tuple[RecommendationResult, PoolsResult]:
     )
 
 
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts of 1,024 and 3,072 tokens in turn, whose first half they share."""
+    path = tmp_path_factory.mktemp("trace") / "mine.jsonl"
+    rows = [
+        {
+            "timestamp": 100 * at,
+            "input_length": (1024, 3072)[at % 2],
+            "output_length": 100,
+            "hash_ids": [*range((1, 3)[at % 2]), *(1000 * at + block for block in range((1, 3)[at % 2]))],
+        }
+        for at in range(FEW)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        {},
+        pytest.param({"cv": 3.0, "percentile": 90.0}, marks=pytest.mark.slow),
+        pytest.param({"trace": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_recommend_and_pools_size_both_forms_alike_under_a_load(
-    both: tuple[RecommendationResult, PoolsResult],
+    load: dict[str, Any], both: tuple[RecommendationResult, PoolsResult], trace: Path
 ) -> None:
+    if load:
+        asked = replace(ASKED, isl=None, osl=None) if "trace" in load else ASKED
+        sent = {"trace": trace} if "trace" in load else {"requests_per_s": LOAD, **load}
+        both = rs.recommend(asked, top=2, requests=FEW, **sent), rs.pools(asked, requests=FEW, **sent)
     answer, point = both[0].answer, both[1].points[0]
     one, apart = point.ways["one"], point.ways["apart"]
     assert isinstance(one, OnePool)
@@ -65,3 +103,56 @@ def test_no_pool_holds_on_fewer_gpus_than_the_steady_state_takes(
     assert answer.pair is not None
     assert answer.pair.load is not None
     assert answer.pair.load.in_steady_state <= answer.pair.matched.gpus
+
+
+def test_place_answers_as_many_in_time_as_replay_says_of_the_same_replica(tmp_path: Path) -> None:
+    """Where few are late: `place` refuses those who would be."""
+    path = tmp_path / "fleet.toml"
+    path.write_text(
+        'name = "mine"\nhardware = "h100_sxm"\ngpus = 1\n[[models]]\nmodel = "llama_3_1_8b"\nrequests_per_s = 3.0\n'
+        "isl = 2000\nosl = 100\ntpot_ms = 15\nttft_ms = 300\n"
+    )
+    plan = rs.place(path, requests=200, seeds=1).plan
+    ((group,),) = [plan.best.found.placement]
+    service = plan.fleet.cluster.services[0, group.shape]
+    (arrivals,) = plan.traffic.draw(plan.fleet.cluster)
+    lengths = [[each] * len(arrivals) for each in (2000, 100)]
+    sent = Requests(arrivals.times_s, *map(np.array, lengths))
+    replayed = AggregatedFleet(service.deployed, 1).replayed(sent, None)
+    counted = arrivals.times_s >= 0.1 * arrivals.horizon_s
+    in_time = (replayed.ttft_s <= 0.3) & (replayed.tpot_s <= 0.015)
+    assert 0.9 < in_time[counted].mean() == plan.best.attained.value
+    assert plan.best.trials[0].ttft_s[0] == pytest.approx(replayed.ttft_s[counted].mean())
+
+
+def test_a_mix_of_lengths_is_replayed_and_what_holds_is_what_replay_says(tmp_path: Path) -> None:
+    asked = replace(ASKED, isl=None, osl=None)
+    mix = [(500, 50, 3.0), (4000, 200, 1.0)]
+    found = rs.pools(asked, mix=mix, requests_per_s=25.0, requests=FEW)
+    point = found.points[0]
+    report = point.replays["one"]
+    assert {*report.first.requests.prompt_tokens.tolist()} == {500, 4000}
+    assert report.probability == pytest.approx(0.9, abs=0.11)
+    one = point.ways["one"]
+    assert isinstance(one, OnePool)
+    assert one.gpus > 1
+    fewer = rs.pools(replace(asked, gpus=one.gpus - 1), mix=mix, requests_per_s=25.0, requests=FEW)
+    assert fewer.points[0].ways["one"] is None
+    found.write(tmp_path)
+    assert "--max-model-len 4200" in " ".join(rs.export(tmp_path, "vllm").command.split())
+
+
+@pytest.mark.parametrize("only", ["aggregated", "disaggregated"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_exported_caps_are_those_that_were_replayed(engine: str, only: Any, tmp_path: Path) -> None:
+    asked = replace(ASKED, engine=engine, tpot_ms=30, ttft_ms=600, chunk_tokens=512)
+    found = rs.recommend(asked, requests_per_s=6.0, requests=FEW, top=1, only=only)
+    found.write(tmp_path)
+    fleet = deployed_in(tmp_path, None, 0).fleet(None, "least_loaded")
+    pools = [fleet.deployed] if isinstance(fleet, AggregatedFleet) else [fleet.pools.prefill, fleet.pools.decode]
+    command = str(rs.export(tmp_path, engine))
+    running = re.findall(r"--max-num-seqs (\d+)|--max-running-requests (\d+)|^max_batch_size: (\d+)", command, re.M)
+    assert [int("".join(each)) for each in running] == [each.scheduler.max_sequences for each in pools]
+    capped = [each for each in pools if engine != "sglang" or each.prices.workload.phase != "decode"]
+    tokens = re.findall(r"--max-num-batched-tokens (\d+)|--max-prefill-tokens (\d+)|max_num_tokens: (\d+)", command)
+    assert [int("".join(each)) for each in tokens] == [each.scheduler.policy.step_tokens for each in capped]

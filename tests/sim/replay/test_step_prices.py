@@ -70,3 +70,25 @@ def test_the_cache_has_room_for_as_many_tokens_as_evaluate_lets_in() -> None:
         assert beside == 0
         crowded = rs.evaluate(asked, batch=round(1.05 * fit), layout=layout)
         assert crowded.evaluation.running == pytest.approx(fit, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "layout", "isl"),
+    [
+        ("llama_3_1_8b", "h100_sxm", "tp1", 16_000),
+        ("qwen3_32b", "h100_sxm", "tp2", 4000),
+        ("qwen3_235b_a22b", "h200_sxm", "tep4", 8000),
+        ("deepseek_v3", "h200_sxm", "dep8", 100_000),
+        ("gpt_oss_120b", "b200_sxm", "tp1", 5000),
+    ],
+)
+def test_a_pool_of_prompts_gains_nothing_by_chunks(model: str, hardware: str, layout: str, isl: int) -> None:
+    """So they are computed whole there: one after the other in steps of their own, cut or not."""
+    asked = rs.question(model=model, hardware=hardware, phase="prefill", isl=isl, osl=1, engine="vllm", gpus=8)
+    found = rs.evaluate(asked, batch=8, layout=layout)
+    prices = StepPrices(found.workload, found.strategy)
+    whole_s = prices.step_s(RankStep(0, 0.0, isl, isl * isl / 2)) + prices.engine_s(0)
+    for chunk in (8192, 2048, 512):
+        parts = [(at, min(chunk, isl - at)) for at in range(0, isl, chunk)]
+        cut_s = [prices.step_s(RankStep(0, 0.0, new, new * (old + new / 2))) + prices.engine_s(0) for old, new in parts]
+        assert sum(cut_s) > 0.98 * whole_s
