@@ -1,6 +1,7 @@
 """SGLang 0.5.23 as a strategy space.
 
-Source: sglang/srt/arg_groups/{fields/parallel.py, parallel_hook.py, moe_hook.py, layernorm_sp_hook.py} of 0.5.23. Its
+Source: sglang/srt/arg_groups/{fields/parallel.py, parallel_hook.py, moe_hook.py, layernorm_sp_hook.py,
+model_overrides} of 0.5.23. Its
 tensor-parallel size counts the GPUs of a stage, tp * cp * dp: attention has dp groups (--attn-dp-size) of tp * cp GPUs,
 of which cp share a KV cache (--dcp-size); experts have ep * moe_tp of them, any ep that divides them where tokens are
 gathered, ep = all of them where they travel (every all-to-all backend forces it).
@@ -50,6 +51,9 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
     yield from whole_experts(workload, strategy)
     yield from shared_context(workload, strategy)
     yield from whole_blocks(workload, strategy)
+    sparse = any(getattr(group.attention, "indexer", None) for group in workload.model.groups)
+    if sparse and strategy.cp > 1 and phase_of(workload).pool:
+        yield f"--dcp-size {strategy.cp}: pools share no contexts of sparse attention"
     ep, gpus = strategy.ep, strategy.stage_gpus
     if gpus % ep:
         yield f"--ep-size {ep} does not divide --tp-size {gpus}"

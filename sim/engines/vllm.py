@@ -1,10 +1,11 @@
 """vLLM 0.33.0 as a strategy space.
 
-Source: vllm/config/parallel.py, engine/arg_utils.py, config/model.py and model_executor/layers/fused_moe/config.py of
-0.33.0. A replica has tensor-parallel size tp * cp (of which cp share a KV cache: decode context parallelism), data-
-parallel size dp and pp stages. Experts: without expert parallelism moe_tp = tp * cp * dp, with it ep is all of that.
-Norms are never sharded: its sequence parallelism is gone (PassConfig). Stages need not have equally many layers. Nodes
-matter to data-parallel ranks alone (create_dp_placement_groups of vllm/v1/engine/utils.py).
+Source: vllm/config/{parallel.py, vllm.py, model.py}, engine/arg_utils.py and
+model_executor/layers/fused_moe/config.py of 0.33.0. A replica has tensor-parallel size tp * cp (of which cp share a KV
+cache: decode context parallelism), data-parallel size dp and pp stages. Experts: without expert parallelism moe_tp =
+tp * cp * dp, with it ep is all of that. Norms are never sharded: its sequence parallelism is gone (PassConfig). Stages
+need not have equally many layers. Nodes matter to data-parallel ranks alone (create_dp_placement_groups of
+vllm/v1/engine/utils.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sim.engines.engine_rules import (
     whole_heads,
 )
 from sim.layers.heuristics import megatron_dims
+from sim.layers.mixers import LatentAttention
 from sim.prices.engine import MemoryPolicy, SchedulerPolicy
 from sim.prices.hardware import Hardware
 from sim.serving.phases import phase_of
@@ -43,6 +45,7 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
     yield from whole_heads(workload, strategy)
     yield from shared_context(workload, strategy)
     yield from whole_blocks(workload, strategy)
+    yield from _sent_context(workload, strategy)
     ep, gpus = strategy.ep, strategy.stage_gpus
     if ep not in (1, gpus):
         yield (
@@ -56,6 +59,16 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
         yield (
             f"a data-parallel rank lies within a node or fills whole ones, and tp*cp*pp = {rank} GPUs do neither on "
             f"nodes of {node}"
+        )
+
+
+def _sent_context(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """Between pools go caches that all GPUs of a rank have a part of, or none, and of latent attention (VllmConfig)."""
+    cp, latent = strategy.cp, all(isinstance(group.attention, LatentAttention) for group in workload.model.groups)
+    if phase_of(workload).pool and cp > 1 and not (latent and strategy.tp == 1):
+        yield (
+            f"decode context parallel size {cp}: pools (NixlConnector) share contexts of latent attention alone, and "
+            f"over the whole tensor-parallel size, {strategy.tp * cp}"
         )
 
 

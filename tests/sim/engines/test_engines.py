@@ -93,6 +93,32 @@ def test_context_is_shared_by_gpus_that_would_repeat_a_kv_head_and_by_no_others(
     assert not refused(dataclasses.replace(qwen, phase="decode"), "trtllm", tp=4, cp=4, dp=1, ep=16)
 
 
+@pytest.mark.parametrize(
+    ("engine", "model", "degrees", "runs"),
+    [
+        (
+            "vllm",
+            "deepseek_v3",
+            {"tp": 4, "cp": 2, "dp": 1, "ep": 8},
+            False,
+        ),  # NIXL: all GPUs of a rank, or none
+        ("vllm", "deepseek_v3", {"tp": 1, "cp": 8, "dp": 1, "ep": 8}, True),
+        ("vllm", "llama_3_1_70b", {"tp": 8, "cp": 2}, False),  # and sends shared caches of latent attention alone
+        ("sglang", "deepseek_v3", {"tp": 4, "cp": 2, "dp": 1, "ep": 8}, True),
+        ("sglang", "glm_5", {"tp": 4, "cp": 2, "dp": 1, "ep": 8}, False),  # of sparse attention none
+    ],
+)
+def test_pools_share_contexts_that_their_engine_can_send(
+    engine: str, model: str, degrees: dict[str, int], runs: bool
+) -> None:
+    whole, pool = (
+        question_about(model, isl=4000, osl=500, phase=phase, engine=engine, gpus=16).load()
+        for phase in ("serve", "decode")
+    )
+    assert not refused(whole, engine, **degrees)
+    assert (not refused(pool, engine, **degrees)) == runs
+
+
 def test_blocks_of_fp8_weights_are_not_cut() -> None:
     qwen = served("qwen3_235b_a22b", "vllm", weights="fp8_block")
     assert qwen.model.groups[0].feed_forward.ffn_hidden == 12 * 128

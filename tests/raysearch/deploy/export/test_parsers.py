@@ -23,9 +23,11 @@ import pytest
 
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.formats import exporter
+from raysearch.deploy.export.models import repository
 from sim.config.catalog import read_versions
 from sim.layers.model import Model
 from tests.raysearch.deploy.export.test_engine_words import cases
+from tests.raysearch.deploy.export.test_engines import served, some_strategies
 
 PARSERS = {
     "vllm": """
@@ -191,6 +193,19 @@ def words_of(engine: str, deployment: Deployment, configs: Path) -> tuple[list[s
     return [*words[start + 1 :], *_BESIDE[engine]], config.is_file() and not fetched
 
 
+def drawn(engine: str, version: str) -> list[Deployment]:
+    """Strategies that the engine's rules allow, drawn over degrees, of models whose configurations are here."""
+    if engine == "megatron":
+        return []
+    return [
+        Deployment(workload, strategy, repository(workload), replicas=2)
+        for model in ("deepseek_v3", "qwen3_235b_a22b", "llama_3_1_70b")
+        for phase in ("serve", "prefill", "decode")
+        for workload in [served(model, engine, engine_version=version, gpus=32, phase=phase)]
+        for strategy in some_strategies(engine, workload, 6)
+    ]
+
+
 def _checkpoint(model: Model) -> list[str]:
     """The options that a converted checkpoint brings along."""
     group = max(model.groups, key=lambda each: each.experts)
@@ -210,7 +225,8 @@ def test_the_engine_s_own_parser_and_checks_take_what_is_exported(engine: str, t
         (version,) = (each for each in read_versions("megatron_core") if each.startswith(version.rpartition(".")[0]))
     package = pytest.importorskip("aiconfigurator_core")
     configs = Path(package.__path__[0]) / "model_configs"
-    deployments, commands = cases(engine, version), list[tuple[list[str], bool]]()
+    deployments = [*cases(engine, version), *drawn(engine, version)]
+    commands = list[tuple[list[str], bool]]()
     for deployment in deployments:
         words, known = words_of(engine, deployment, configs)
         path = str(deployment.served_model)
