@@ -202,7 +202,7 @@ class RecommendationResult(Result):
         from raysearch.deploy.recommend.recommendation_text import rest_blocks
 
         yield from rest_blocks(self.answer)
-        if self.forms:
+        if any(each.tokens_per_s for each in self.forms):
             yield forms_table(self.forms, self.answer.demand.gpus)
         elif more := untried(self.answer.demand):
             yield more
