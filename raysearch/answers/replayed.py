@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from raysearch.base.errors import InputError
 from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_together
 from raysearch.deploy.export.source import read_deployments
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet, DisaggregatedFleet
+from raysearch.deploy.replay.engine_commands import engine_command
 from raysearch.deploy.replay.replay_report import METRICS, ReplayReport, ReplaySetup, replay_dict, replayed_traffic
 from raysearch.deploy.replay.sent_traffic import SentTraffic
 from raysearch.deploy.replay.trace_files import read_trace, trace_file
@@ -20,6 +22,7 @@ from sim.config.question import Question
 from sim.json_object import JsonObject
 from sim.layouts import layout_of
 from sim.replay.drive import ROUTERS, RouterName
+from sim.replay.replica import Deployed
 from sim.replay.requests import Lengths
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
+_log = logging.getLogger(__name__)
 REPLAY_FILE = "replay.json"
 _UNDER_TRAFFIC = ("tpot", "ttft", "hbm")
 """Limits that a replay itself finds kept or broken."""
@@ -168,10 +172,12 @@ class DeployedStrategies:
     Attributes:
         workload: That all of it serves, with the limits.
         pools: By name: what each serves, its strategy, how many replicas; "" of a single one.
+        capped: A single one's replica with caps of its own; None for those that exported commands have.
     """
 
     workload: Workload
     pools: Mapping[str, tuple[Workload, Strategy, int]]
+    capped: Deployed | None = None
 
     def fleet(self, replicas: int | None, router: str) -> DeployedFleet:
         """As a fleet, with so many replicas if a number is given.
@@ -192,15 +198,22 @@ class DeployedStrategies:
         workload, strategy, copies = self.pools[""]
         if not 1 <= (copies := replicas or copies) <= MOST_REPLICAS:
             raise InputError(f"--set replicas: expected 1 to {MOST_REPLICAS:,}, got {copies:,}")
-        return AggregatedFleet.of(workload, strategy, copies, names[router])
+        return AggregatedFleet(self.capped or Deployed.of(workload, strategy), copies, names[router])
 
 
 def deployed_in(path: Path, question: Question | None, alternative: int) -> DeployedStrategies:
-    """What an answer's folder or file says to run.
+    """What an answer's folder or file says to run, or a file with a command that starts a server.
 
     Raises:
         InputError: It holds none.
     """
+    if command := engine_command(path):
+        workload = command.asked(question or Question()).load()
+        strategy, copies = command.strategy(workload)
+        if command.unread:
+            _log.warning("note: %s: not read: %s", path, ", ".join(command.unread))
+        plain = deployed_strategy(workload, strategy)
+        return replace(plain, pools={"": (workload, strategy, copies)}, capped=command.deployed(workload, strategy))
     found = read_deployments(path, question, alternative, None)
     pools = {name: (each.workload, each.strategy, each.replicas) for name, each in found.items()}
     served = next(iter(found.values())).workload

@@ -41,7 +41,10 @@ def replay_traffic(
     question: Question | None = None,
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="PATH", help="Folder of `recommend`, `pools` or `search`, or a JSON file."),
+        typer.Argument(
+            metavar="PATH",
+            help="Folder of `recommend`, `pools` or `search`, a JSON file, or one with a command of vLLM or SGLang.",
+        ),
     ] = None,
     requests_per_s: RequestsPerSOption = None,
     concurrency: ConcurrencyOption = None,
@@ -90,6 +93,7 @@ def replay_traffic(
       raysearch replay results/qwen --requests-per-s 12
       raysearch replay --model qwen3_32b --isl 4000 --osl 500 --tpot-ms 30 --ttft-ms 500 --tp 2 --batch 47 --requests-per-s 3
       raysearch replay --model qwen3_32b --isl 4000 --osl 500 --tp 2 --batch 64 --concurrency 64 --set spread=0.8
+      raysearch replay serve.sh --isl 4000 --osl 500 --tpot-ms 30 --requests-per-s 3
       raysearch replay results/qwen --set trace=conversation_trace.jsonl --set router=prefix --out results/replay
     """  # noqa: E501
     check_folder(out)
