@@ -74,11 +74,11 @@ def picks(found: pd.DataFrame, confidence: float, tpots_ms: list[float]) -> dict
             keeps = group["measured_s"] <= limit_s
             if keeps.all() or not keeps.any():
                 continue
-            held = group[group[f"at {confidence:g}"] <= limit_s]
-            if held.empty:
+            kept = group[group[f"at {confidence:g}"] <= limit_s]
+            if kept.empty:
                 none += 1
                 continue
-            pick = held.iloc[int(held["per_gpu"].argmax())]
+            pick = kept.iloc[int(kept["per_gpu"].argmax())]
             picked += 1
             missed += bool(pick["measured_s"] > limit_s)
             if pick["measured_s"] <= limit_s:

@@ -218,19 +218,19 @@ def _added(tree: ast.Module) -> Iterator[tuple[list[str], ast.Call]]:
 
 def _plain(call: ast.Call, names: Mapping[str, ast.expr]) -> Option:
     """Type, choices and default as the keywords of add_argument state them."""
-    said = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-    action, kind = literal(said.get("action")), said.get("type", said.get("arg_type"))
-    choices = strings(said["choices"], names) if "choices" in said else []
+    stated = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    action, kind = literal(stated.get("action")), stated.get("type", stated.get("arg_type"))
+    choices = strings(stated["choices"], names) if "choices" in stated else []
     switch = (isinstance(action, str) and action.startswith("store_")) or "BooleanOptional" in ast.unparse(
-        said.get("action", ast.Constant(""))
+        stated.get("action", ast.Constant(""))
     )
     typed = "switch" if switch or "bool" in ast.unparse(call.func) else "choice" if choices else None
     named = ast.unparse(kind) if kind is not None else None
-    if not said:
+    if not stated:
         return {}
     typed = typed or (named if named in ("int", "float") else "str")
-    old = "eprecated" in ast.unparse(call.func) or "eprecated" in ast.unparse(said.get("action", call.func))
-    return {"type": typed, "choices": choices, "default": literal(said.get("default")), "deprecated": old or None}
+    old = "eprecated" in ast.unparse(call.func) or "eprecated" in ast.unparse(stated.get("action", call.func))
+    return {"type": typed, "choices": choices, "default": literal(stated.get("default")), "deprecated": old or None}
 
 
 def _flag(field: str) -> str:
@@ -297,14 +297,13 @@ def _of_field(name: str, node: ast.AnnAssign, names: Mapping[str, ast.expr]) -> 
         return {}
     parts = node.annotation.slice.elts if isinstance(node.annotation.slice, ast.Tuple) else [node.annotation.slice]
     calls = [part for part in parts[1:] if isinstance(part, ast.Call)]
-    said = {keyword.arg: keyword.value for call in calls for keyword in call.keywords}
-    if literal(said.get("no_cli")) or any(ast.unparse(call.func) == "Derived" for call in calls):
+    stated = {keyword.arg: keyword.value for call in calls for keyword in call.keywords}
+    if literal(stated.get("no_cli")) or any(ast.unparse(call.func) == "Derived" for call in calls):
         return {}
     words = {each.id for each in ast.walk(parts[0]) if isinstance(each, ast.Name)}
-    choices = (
-        strings(said["choices"], names) if "choices" in said else strings(parts[0], names) if "Literal" in words else []
-    )
-    plain = "bool" in words and "action" not in said
+    listed = strings(parts[0], names) if "Literal" in words else []
+    choices = strings(stated["choices"], names) if "choices" in stated else listed
+    plain = "bool" in words and "action" not in stated
     kind = (
         "choice"
         if choices
@@ -313,8 +312,8 @@ def _of_field(name: str, node: ast.AnnAssign, names: Mapping[str, ast.expr]) -> 
         else next((each for each in ("int", "float") if each in words), "str")
     )
     option = _kept({"type": kind, "choices": choices, "default": literal(node.value)})
-    aliases = literal(said.get("aliases")) or []
-    return dict.fromkeys((literal(said.get("cli_name")) or _flag(name), *aliases), option)
+    aliases = literal(stated.get("aliases")) or []
+    return dict.fromkeys((literal(stated.get("cli_name")) or _flag(name), *aliases), option)
 
 
 def of_dynamo(wheel: Wheel) -> dict[str, Any]:
@@ -489,12 +488,12 @@ def _enumerated(found: ast.ClassDef) -> bool:
 
 def _clicked(call: ast.Call) -> Option:
     """Type of an option of click's."""
-    said = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-    kind = ast.unparse(said["type"]) if "type" in said else "str"
-    choices = strings(said["type"], {}) if "Choice" in kind else []
-    switch = literal(said.get("is_flag")) or any("/" in str(literal(each)) for each in call.args)
+    stated = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    kind = ast.unparse(stated["type"]) if "type" in stated else "str"
+    choices = strings(stated["type"], {}) if "Choice" in kind else []
+    switch = literal(stated.get("is_flag")) or any("/" in str(literal(each)) for each in call.args)
     typed = "switch" if switch else "choice" if choices else kind if kind in ("int", "float") else "str"
-    return _kept({"type": typed, "choices": choices, "default": literal(said.get("default"))})
+    return _kept({"type": typed, "choices": choices, "default": literal(stated.get("default"))})
 
 
 READERS: dict[str, tuple[str, Callable[[Wheel], dict[str, Any]]]] = {

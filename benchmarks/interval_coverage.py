@@ -19,14 +19,14 @@ def main() -> None:
     truth = float(interquartile_mean(*(rng.beta(a, b, size=200_000) for a, b in shapes)))
     print("seeds  held  mean width")
     for seeds in (2, 3, 5, 10, 20):
-        held, widths = 0, 0.0
+        kept, widths = 0, 0.0
         for _ in range(STUDIES):
             runs = [rng.beta(a, b, size=seeds) for a, b in shapes]
             figure = estimate(runs, interquartile_mean, rng=rng, resamples=1000)
             low, high = float(figure.low), float(figure.high)  # pyright: ignore[reportArgumentType]
-            held += low <= truth <= high
+            kept += low <= truth <= high
             widths += high - low
-        print(f"{seeds:5}  {held / STUDIES:4.0%}  {widths / STUDIES:.4f}")
+        print(f"{seeds:5}  {kept / STUDIES:4.0%}  {widths / STUDIES:.4f}")
 
 
 if __name__ == "__main__":

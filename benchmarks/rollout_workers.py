@@ -112,8 +112,8 @@ def show_quality(searcher: str, counts: list[int], workloads: list[str], seeds: 
             for workload in workloads
             for seed in range(seeds)
         ]
-        told = [f"{statistics.mean(found):.3f} ({min(found):.3f})" for found in zip(*runs, strict=True)]
-        print(f"{4 * workers or 1} in flight: {', '.join(told)}")
+        reported = [f"{statistics.mean(found):.3f} ({min(found):.3f})" for found in zip(*runs, strict=True)]
+        print(f"{4 * workers or 1} in flight: {', '.join(reported)}")
         sys.stdout.flush()
 
 

@@ -186,10 +186,10 @@ def compare(each: Deployment, share: float, error_correlation: ErrorCorrelation,
     candidates = replace(each.candidates, workload=replace(each.candidates.workload, tpot_slo_s=limit_s))
     rate = np.exp(candidates.log_rate - each.errors)
     truth = np.where(each.measured_s <= limit_s, rate, 0.0)
-    said = np.where(candidates.log_tpot <= math.log(limit_s), candidates.log_rate, candidates.log_rate - 1e3)
+    stated = np.where(candidates.log_tpot <= math.log(limit_s), candidates.log_rate, candidates.log_rate - 1e3)
     rng = np.random.default_rng(0)
     found["tune-live"].append(tuned(candidates, truth, each.measured_s, 0, error_correlation))
-    found["simulator's list, in order"].append(in_order(np.argsort(-said).tolist(), truth))
+    found["simulator's list, in order"].append(in_order(np.argsort(-stated).tolist(), truth))
     shuffled = [in_order(rng.permutation(len(truth)).tolist(), truth).needed for _ in range(100)]
     found["any order"].append(Tried(statistics.mean(shuffled)))
     tpe = [by_tpe(candidates, truth, seed).needed for seed in range(5)]
@@ -212,7 +212,7 @@ def on_engines(searchers: Sequence[str], seeds: int) -> None:
     """Prints the table of the stand-ins between engines: vLLM's simulator, and SGLang's kernels and times as truth."""
     found: dict[str, list[Tried]] = defaultdict(list)
     for model, gpus, tpot_ms in SERVED:
-        said, true = (
+        stated, true = (
             Question(
                 model=model,
                 isl=4000,
@@ -227,7 +227,7 @@ def on_engines(searchers: Sequence[str], seeds: int) -> None:
             ).load()
             for engine in ("vllm", "sglang")
         )
-        candidates = candidates_of(heuristic_space(said, sequence_parallel=False))
+        candidates = candidates_of(heuristic_space(stated, sequence_parallel=False))
         answers = [evaluate(true, strategy) for strategy in candidates.strategies]
         truth = np.array([each.tokens_per_s_per_gpu if each.feasible else 0.0 for each in answers])
         tpot_s = np.array([each.tpot_s for each in answers])

@@ -130,9 +130,9 @@ def read_parquet(path: Path, columns: Sequence[str] = CallRow._fields) -> pd.Dat
     other = f"{path} is damaged: expected the columns {', '.join(CallRow._fields)}"
     try:
         with opened(path) as file, parquet.ParquetFile(file, read_dictionary=list(_TEXTS)) as stored:
-            held = stored.schema_arrow
-            kinds = [pa.string() if pa.types.is_dictionary(kind) else kind for kind in held.types]
-            if held.names != _schema().names or kinds != _schema().types:
+            schema = stored.schema_arrow
+            kinds = [pa.string() if pa.types.is_dictionary(kind) else kind for kind in schema.types]
+            if schema.names != _schema().names or kinds != _schema().types:
                 raise DamagedRows(other)
             if stored.metadata.num_rows > path.stat().st_size:
                 raise DamagedRows(f"{path} is damaged: it claims to have more calls than bytes")

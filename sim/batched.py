@@ -468,13 +468,13 @@ class _Terms:
         for dim, known in enumerate(choices):
             self._place[dim, list(known)] = range(len(known))
         self._like, self._factors = batching(workload, 1, 1), slower(workload)
-        self._kinds, self._held = len(self._like.loads), 2 * len(self._like.loads)
+        self._kinds, self._stored = len(self._like.loads), 2 * len(self._like.loads)
         self._pairs, groups = tuple(self._sum.meetings), self._sum.groups
         ends = np.cumsum([0, *(len(each) for group in groups for each in (group.layer.costs, group.layer.moves))])
         self._ops, self._tensors = (
             [slice(*each) for each in itertools.pairwise(ends.tolist())][at::2] for at in (0, 1)
         )
-        addends, self._seconds = list[_Addend](), self._held  # numbers that are seconds, of any addend
+        addends, self._seconds = list[_Addend](), self._stored  # numbers that are seconds, of any addend
         for index, (layer, _, places, _) in enumerate(groups):
             prices = [partial(self._cost, index, op) for op in range(len(layer.costs))]
             prices += [partial(self._move, index, tensor) for tensor in range(len(layer.moves))]
@@ -483,7 +483,7 @@ class _Terms:
             self._seconds = max(self._seconds, self._kinds * max(map(len, layer.waiting)))
         addends += [_Addend(self._sum.meetings[pair], partial(self._meeting, pair)) for pair in self._pairs]
         addends.append(_Addend([self._sum.leaves], self._vocabulary))
-        self._of_mesh = _Table(addends, choices, max(self._held + _FIGURES, self._seconds))
+        self._of_mesh = _Table(addends, choices, max(self._stored + _FIGURES, self._seconds))
         unsure = [
             *(
                 _Addend(places, partial(self._unsure_s, index, at), addend.kind)
@@ -492,7 +492,7 @@ class _Terms:
             ),
             _Addend((), self._draft),
         ]
-        self._of_guard = _Table(unsure if self._factors.guarded else unsure[-1:], choices, self._held)
+        self._of_guard = _Table(unsure if self._factors.guarded else unsure[-1:], choices, self._stored)
         self._on_attention = [np.array([op.side == "attention" for op in group.layer.layer.ops]) for group in groups]
         row_bytes = self._of_mesh.row_bytes + self._factors.guarded * self._of_guard.row_bytes
         self._most = max(64, _TABLE_BYTES // row_bytes), _MOST_PIPELINES
@@ -513,10 +513,10 @@ class _Terms:
     def _cost(self, group: int, op: int, stacks: Sequence[Stack], choices: tuple[int, ...]) -> list[float]:
         layer = self._sum.groups[group].layer
         costs: list[OpCost] = [layer.costs[op].price(stack[group], choices) for stack in stacks]
-        rank, held = stacks[0][group].rank_by_op[layer.costs[op].name], costs[-1]
+        rank, stored = stacks[0][group].rank_by_op[layer.costs[op].name], costs[-1]
         seconds = [cost.kernel_s for cost in costs] + [cost.collective_s for cost in costs]
         limits = _limits(rank, layer.layer.ops[op], choices[0], costs[0].broken)
-        return [*seconds, held.weight_bytes, held.kv_bytes, held.activation_bytes, *limits]
+        return [*seconds, stored.weight_bytes, stored.kv_bytes, stored.activation_bytes, *limits]
 
     def _move(self, group: int, tensor: int, stacks: Sequence[Stack], choices: tuple[int, ...]) -> list[float]:
         price = self._sum.groups[group].layer.moves[tensor].price
@@ -839,10 +839,10 @@ class _Terms:
 
     def _bytes(self, known: _Known, stages: Stage, pp: Ints) -> tuple[Floats, Floats, Floats]:
         """Bytes of the fullest stage, of its KV cache, and what it needs; in the last kind of step."""
-        held = [known.addends[ops, :, self._held : self._held + 3].transpose(2, 0, 1).copy() for ops in self._ops]
-        weights, kv = ([add_up(each[figure]) for each in held] for figure in (0, 1))
-        peak = functools.reduce(np.maximum, [each[2].max(axis=0) for each in held])
-        base = Base(*known.about[_STATE + 1 : -len(held)])
+        stored = [known.addends[ops, :, self._stored : self._stored + 3].transpose(2, 0, 1).copy() for ops in self._ops]
+        weights, kv = ([add_up(each[figure]) for each in stored] for figure in (0, 1))
+        peak = functools.reduce(np.maximum, [each[2].max(axis=0) for each in stored])
+        base = Base(*known.about[_STATE + 1 : -len(stored)])
         kinds = stage_bytes(self._workload, stages, pp, weights, kv, peak, base)
         total = _total_bytes(kinds)
         needed = room(self._workload, total, kinds[1])[0]
@@ -866,7 +866,7 @@ class _Terms:
         seconds, longest = _by_kind(found[-1:], self._kinds)[0, :2].sum(axis=1)
         for group, ops, tensors in zip(self._workload.model.groups, self._ops, self._tensors, strict=True):
             often = group.count / self._workload.model.layers
-            own_s = addends[ops, :, : self._held].sum(axis=(0, 2)) + addends[tensors].sum(axis=(0, 2))
+            own_s = addends[ops, :, : self._stored].sum(axis=(0, 2)) + addends[tensors].sum(axis=(0, 2))
             seconds = seconds + often * own_s
             longest = longest + often * found[ops.start : tensors.stop, :, : self._kinds].sum(axis=(0, 2))
         return float((longest / seconds).max())
@@ -887,7 +887,7 @@ class _Terms:
         """What the limits on the choices are missed by, `[limits, n]` each side of each group."""
         one_meshes = known.about[-len(self._ops) :] != 0
         for ops, attention, one_mesh in zip(self._ops, self._on_attention, one_meshes, strict=True):
-            broken = known.addends[ops, :, self._held + 3 : self._held + _FIGURES].transpose(0, 2, 1)
+            broken = known.addends[ops, :, self._stored + 3 : self._stored + _FIGURES].transpose(0, 2, 1)
             if broken.any():
                 left, right = (broken[side].max(axis=0, initial=0.0) for side in (attention, ~attention))
                 yield np.where(one_mesh, np.maximum(left, right), left)

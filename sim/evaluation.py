@@ -48,14 +48,14 @@ class Violation:
         return 1.0
 
 
-def told_apart(needed: float, allowed: float, digits: int = 1) -> tuple[str, str]:
+def unlike_texts(needed: float, allowed: float, digits: int = 1) -> tuple[str, str]:
     """Two figures of a violation as text, with more digits where they would look alike.
 
-    >>> told_apart(31.23, 30.0)
+    >>> unlike_texts(31.23, 30.0)
     ('31.2', '30.0')
-    >>> told_apart(30.004, 30.0)
+    >>> unlike_texts(30.004, 30.0)
     ('30.004', '30.000')
-    >>> told_apart(3.1, 0.01)
+    >>> unlike_texts(3.1, 0.01)
     ('3.10', '0.01')
     """
     for more in range(digits, 10):

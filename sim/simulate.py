@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from sim.arrays import larger, smaller
-from sim.evaluation import Evaluation, Memory, Violation, told_apart
+from sim.evaluation import Evaluation, Memory, Violation, unlike_texts
 from sim.ops.rank import OpCost, Rank
 from sim.serving.confidence import ROUNDING, at_confidence_s, slower
 from sim.serving.phases import Batching, batching, most_sequences, phase_of
@@ -167,11 +167,11 @@ def latency_limits(workload: Workload, tpot_s: float, ttft_s: float) -> list[Vio
     violations: list[Violation] = []
     at = f" at confidence {workload.confidence:g}" if workload.confidence > EVEN_ODDS else ""
     if tpot_s > workload.tpot_limit_s * (1 + ROUNDING):
-        took, slo = told_apart(tpot_s * 1e3, workload.tpot_slo_s * 1e3)
+        took, slo = unlike_texts(tpot_s * 1e3, workload.tpot_slo_s * 1e3)
         message = f"TPOT{at} is {took} ms, the SLO is {slo} ms{_less(workload)}"
         violations.append(Violation("tpot", tpot_s, workload.tpot_limit_s, message))
     if ttft_s > workload.ttft_limit_s * (1 + ROUNDING):
-        took, slo = told_apart(ttft_s * 1e3, workload.ttft_slo_s * 1e3, 0)
+        took, slo = unlike_texts(ttft_s * 1e3, workload.ttft_slo_s * 1e3, 0)
         message = f"TTFT{at} is {took} ms, the SLO is {slo} ms{_less(workload)}"
         violations.append(Violation("ttft", ttft_s, workload.ttft_limit_s, message))
     return violations

@@ -51,11 +51,11 @@ def run_layer(
 
 
 class _Run:
-    """A layer under way: what each tensor is, wherever it is held."""
+    """A layer under way: what each tensor is, wherever it is placed."""
 
     def __init__(self, sharded: Sharded, slots: Slots, weights: Mapping[str, Array], cache: tuple[Array, ...]) -> None:
         self.sharded, self.slots, self.weights, self.cache = sharded, slots, weights, cache
-        self.held: dict[str, dict[Placement, Array]] = {}
+        self.placed: dict[str, dict[Placement, Array]] = {}
         self.source: dict[str, Placement] = {}
         self.crossed: set[str] = set()
         self.routings: list[tuple[Array, Array]] = []
@@ -64,14 +64,14 @@ class _Run:
 
     def left(self, tensor: str, placement: Placement, array: Array) -> None:
         """Notes what an op has left, and moves it to whole consumers first: the others slice their shard out of it."""
-        self.held[tensor], self.source[tensor] = {placement: array}, placement
+        self.placed[tensor], self.source[tensor] = {placement: array}, placement
 
     def step(self, op: FusedOp) -> None:
         """Runs an op; what arrives as parts and may stay so is summed on the op's own result."""
         own, layer = self.sharded.rule(op.name), self.sharded.layer
         late = own.passes_partial and self.source[op.inputs[0]] == PARTIAL
         arrays = [
-            self.held[name][PARTIAL] if late and index == 0 else self.as_placed(layer.tensor(name), op.name)
+            self.placed[name][PARTIAL] if late and index == 0 else self.as_placed(layer.tensor(name), op.name)
             for index, name in enumerate(op.inputs)
         ]
 
@@ -87,19 +87,19 @@ class _Run:
             self.left(op.output, own.output, result)
 
     def as_placed(self, tensor: Tensor, consumer: str) -> Array:
-        """A tensor as one of its consumers reads it; moved once for each placement that is not held yet."""
-        held, source = self.held[tensor.name], self.source[tensor.name]
-        if len(held) == 1:
+        """A tensor as one of its consumers reads it; moved once for each placement that is not placed yet."""
+        placed, source = self.placed[tensor.name], self.source[tensor.name]
+        if len(placed) == 1:
             targets = {self._target(name, tensor) for name in tensor.consumers if not self._late(name, tensor)}
             if self.sharded.crosses(tensor) and tensor.name not in self.crossed:
                 self.crossed.add(tensor.name)
-                self.held[tensor.name] = held = self._crossed(tensor, held[source], targets)
+                self.placed[tensor.name] = placed = self._crossed(tensor, placed[source], targets)
             for target in sorted(targets, key=lambda placement: placement != REPLICATE):
-                if target not in held:
-                    whole = REPLICATE if REPLICATE in held else source
+                if target not in placed:
+                    whole = REPLICATE if REPLICATE in placed else source
                     side = self.sharded.layer.op(consumer).side
-                    held[target] = self._moved(held[whole], side, tensor, whole, target)
-        return held[self._target(consumer, tensor)]
+                    placed[target] = self._moved(placed[whole], side, tensor, whole, target)
+        return placed[self._target(consumer, tensor)]
 
     def routing_of_all(self, routing: Array) -> Array:
         """The choices of experts of all ranks whose tokens this one has; gathered once."""

@@ -53,7 +53,7 @@ def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
     try:
         alone = _lock(handle, folder)
         try:
-            with _held(folder, alone):
+            with _claim_kept(folder, alone):
                 if not resume and any(path.name != CLAIM_FILE for path in folder.iterdir()):
                     raise InputError(f"{folder} contains results already; give --out a folder that is new or empty")
                 yield
@@ -140,7 +140,7 @@ def _locked(handle: int, how: int) -> bool:
 
 
 @contextmanager
-def _held(folder: Path, alone: bool) -> Iterator[None]:
+def _claim_kept(folder: Path, alone: bool) -> Iterator[None]:
     """Keeps a claim in the folder and touches it now and then."""
     path = folder / CLAIM_FILE
     mine = _new_claim()

@@ -68,8 +68,8 @@ def mended() -> Iterator[None]:
         job._py_driver_sys_path[:] = [path for path in reversed(sys.path) if path]
         return serialize(job)
 
-    told = {_ERRORS: lambda worker, stopped: None, _JOB: as_here}
-    with _replaced({_SIGTERM: lambda handler: None, _GET_NODE: patient, **told}):
+    quieter = {_ERRORS: lambda worker, stopped: None, _JOB: as_here}
+    with _replaced({_SIGTERM: lambda handler: None, _GET_NODE: patient, **quieter}):
         yield
 
 

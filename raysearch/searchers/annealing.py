@@ -27,7 +27,7 @@ class _Annealing(Searcher):
     _position: Action | None = None
     _raw = 0.0
     _excess = 0.0
-    _told = 0
+    _answers = 0
 
     @property
     @abc.abstractmethod
@@ -48,7 +48,7 @@ class _Annealing(Searcher):
         """Moves to the action or stays."""
         if self._position is None or self._accepts(self._gain(outcome)):
             self._position, self._raw, self._excess = action.copy(), outcome.raw, outcome.excess
-        self._told += 1
+        self._answers += 1
 
     def _accepts(self, gain: float) -> bool:
         if gain >= 0:
@@ -67,14 +67,14 @@ class _Annealing(Searcher):
             "position": self._position,
             "raw": self._raw,
             "excess": self._excess,
-            "told": self._told,
+            "told": self._answers,
         }
 
     def set_state(self, state: SavedState) -> None:
         """Puts the walk back."""
         self.rng.bit_generator.state = state["rng"]
         self._position, self._raw, self._excess = state["position"], state["raw"], state["excess"]
-        self._told = state["told"]
+        self._answers = state["told"]
 
 
 def _cooled(temperature: float, share: float) -> float:
@@ -112,7 +112,7 @@ class AnnealingSearcher(_Annealing):
     @property
     def temperature(self) -> float:
         """Temperature of the next call, tokens/s/GPU; 0.0 once the budget is spent."""
-        progress = min(self._told / self.budget, 1.0)
+        progress = min(self._answers / self.budget, 1.0)
         return _cooled(self.options.initial_temperature, progress)
 
     def _gain(self, outcome: Outcome) -> float:
@@ -153,7 +153,7 @@ class TunedAnnealingSearcher(_Annealing):
     def temperature(self) -> float:
         """Temperature of the next call, nats."""
         options: TunedAnnealingOptions = self.options
-        share = self._told % self._chain_calls / self._chain_calls
+        share = self._answers % self._chain_calls / self._chain_calls
         return options.final_temperature + _cooled(options.initial_temperature - options.final_temperature, share)
 
     @property
@@ -170,7 +170,7 @@ class TunedAnnealingSearcher(_Annealing):
         _, raw, excess = self._best
         if (outcome.raw, -outcome.excess) > (raw, -excess):
             self._best = (action.copy(), outcome.raw, outcome.excess)
-        if self._told % self._chain_calls == 0:
+        if self._answers % self._chain_calls == 0:
             self._position, self._raw, self._excess = self._best
 
     def get_state(self) -> SavedState:

@@ -29,14 +29,14 @@ class StartedSearcher(Searcher):
         super().__init__(inner.space, seed=inner.seed, budget=inner.budget, options=inner.options)
         self._inner = inner
         self._start = list(start)
-        self._asked = self._told = 0
+        self._asked = self._answers = 0
 
     def step(self, environment: Environment, calls: int) -> None:
         """Begins what was given and takes in one of it; then it is the other's turn."""
         while environment.may_begin and self._asked < len(self._start):
             environment.begin(self._start[self._asked].copy())
             self._asked += 1
-        if self._told == len(self._start):
+        if self._answers == len(self._start):
             self._inner.step(environment, calls)
         else:
             self.tell(*environment.take())
@@ -50,19 +50,19 @@ class StartedSearcher(Searcher):
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Tells the other, who learns of given ones as of calls that somebody else made."""
-        if self._told == len(self._start):
+        if self._answers == len(self._start):
             self._inner.tell(action, outcome)
         else:
-            self._told += 1
+            self._answers += 1
             self._inner.begin_with(action, outcome)
 
     def get_state(self) -> SavedState:
         """How many were called and told, and the other's state."""
-        return {"asked": self._asked, "told": self._told, "inner": self._inner.get_state()}
+        return {"asked": self._asked, "told": self._answers, "inner": self._inner.get_state()}
 
     def set_state(self, state: SavedState) -> None:
         """Goes on from there."""
-        self._asked, self._told = int(state["asked"]), int(state["told"])
+        self._asked, self._answers = int(state["asked"]), int(state["told"])
         self._inner.set_state(state["inner"])
 
     @property

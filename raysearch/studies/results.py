@@ -397,9 +397,9 @@ def _unique(rows: pd.DataFrame) -> int:
     different = rows.drop_duplicates([*_DEGREES, "dims"])
     alone = different.loc[different["tp"] == 1]
     # Of most, all of a search's where a million are read, the text alone says that the dims decide nothing.
-    told_apart = alone["dims"].str.contains(rf";|[{FIRST_DECLARED}-9]|\d\d")
+    beyond_dims = alone["dims"].str.contains(rf";|[{FIRST_DECLARED}-9]|\d\d")
     folded = {
         canonical(as_strategy({**{name: int(row[name]) for name in _DEGREES}, **parse_dims_text(row["dims"])}))
-        for row in alone.loc[told_apart].to_dict("records")
+        for row in alone.loc[beyond_dims].to_dict("records")
     }
-    return len(different) - len(alone) + len(alone.loc[~told_apart].drop_duplicates([*_DEGREES])) + len(folded)
+    return len(different) - len(alone) + len(alone.loc[~beyond_dims].drop_duplicates([*_DEGREES])) + len(folded)

@@ -31,15 +31,15 @@ class Stepped:
 
     Args:
         env: What the calls go to.
-        told: What a searcher is told of a call.
+        answered: What a searcher is told of a call.
 
     Attributes:
         outcome: Of the last call; None before the first.
         action: Of the last call.
     """
 
-    def __init__(self, env: StrategyEnv, told: Callable[[Outcome], Outcome] = as_it_is) -> None:
-        self.env, self._told = env, told
+    def __init__(self, env: StrategyEnv, answered: Callable[[Outcome], Outcome] = as_it_is) -> None:
+        self.env, self._answered = env, answered
         self.exhausted = False
         self.observation: NDArray[np.float32] = env.reset()[0]
         self._begun: Action | None = None
@@ -66,7 +66,7 @@ class Stepped:
         self.action, self._begun = self._begun, None
         self.observation, reward, _, _, info = self.env.step(self.action)
         self.outcome = Outcome.of(self.observation, float(reward), info)
-        return self.action, self._told(self.outcome)
+        return self.action, self._answered(self.outcome)
 
     def advance(self, searcher: Searcher) -> bool:
         """Lets a searcher make one call; whether it did."""

@@ -194,9 +194,9 @@ def whole_heads(workload: Workload, strategy: Strategy) -> Iterator[str]:
 
 def whole_experts(workload: Workload, strategy: Strategy) -> Iterator[str]:
     """Every rank has the same number of experts."""
-    held = workload.model.experts + workload.redundant_experts
-    if held % strategy.ep:
-        yield f"expert-parallel size {strategy.ep} does not divide {held} experts"
+    copies = workload.model.experts + workload.redundant_experts
+    if copies % strategy.ep:
+        yield f"expert-parallel size {strategy.ep} does not divide {copies} experts"
 
 
 def shared_context(workload: Workload, strategy: Strategy) -> Iterator[str]:

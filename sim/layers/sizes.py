@@ -148,14 +148,14 @@ def layer_sizes(workload: Workload, load: Load, ep: int, copies: int = 1, layer_
     own, everyone = load.of_group(groups), load.all_tokens(groups)
     experts, topk = layers.experts, layers.feed_forward.experts_per_token if layers.feed_forward else 1
     redundant = workload.redundant_experts if layers.is_moe else 0
-    held = experts + redundant
-    local_experts = math.ceil(held / ep)
-    idle = (1 - topk / held) ** everyone
+    all_copies = experts + redundant
+    local_experts = math.ceil(all_copies / ep)
+    idle = (1 - topk / all_copies) ** everyone
     imbalance = workload.load_imbalance
     if workload.routing == "skewed" and layers.is_moe:
         imbalance *= _busiest(everyone, ep, topk, experts, redundant)
     if layers.is_moe:
-        imbalance *= local_experts * ep / held
+        imbalance *= local_experts * ep / all_copies
     imbalance = smaller(imbalance, ep)  # a rank cannot get more than all tokens
     return LayerSizes(
         load=own,

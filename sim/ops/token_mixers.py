@@ -213,9 +213,9 @@ def _grouped(
             kernels += _as_measured(rank, chosen, [*index, attends])
         else:
             kernels.append(attends)
-    cached = math.ceil(_held(attention, rank.load.cached_tokens) / rank.cp)
-    held = sequences * cached if sequences else prompts * _held(attention, load.prompt_tokens)
-    return tuple(kernels), held * (row_bytes + _index_bytes(rank, attention.indexer))
+    cached = math.ceil(_stored(attention, rank.load.cached_tokens) / rank.cp)
+    stored = sequences * cached if sequences else prompts * _stored(attention, load.prompt_tokens)
+    return tuple(kernels), stored * (row_bytes + _index_bytes(rank, attention.indexer))
 
 
 def _rows(load: GroupLoad, heads: int, kv_heads: int, multi_head: bool) -> int:
@@ -241,7 +241,7 @@ def _seen(attention: GroupedAttention, context: float) -> float:
     return attention.window + attention.sinks
 
 
-def _held(attention: GroupedAttention, cached: float) -> float:
+def _stored(attention: GroupedAttention, cached: float) -> float:
     """Tokens of KV cache that stay: those of the window, or of a full chunk."""
     return min(cached, attention.window + attention.sinks) if attention.window else cached
 
@@ -300,8 +300,8 @@ def _latent(rank: Rank, latent: LatentAttention, sequences: int, prompts: float,
         kernels.append(
             _prefill_kernel(rank, PrefillAttention(prompts, load.prompt_tokens, heads, heads, mean_dim), kv_dtype)
         )
-    held = sequences * math.ceil(rank.load.cached_tokens / rank.cp) if sequences else prompts * load.prompt_tokens
-    return tuple(kernels), held * (row_bytes + _index_bytes(rank, indexer))
+    stored = sequences * math.ceil(rank.load.cached_tokens / rank.cp) if sequences else prompts * load.prompt_tokens
+    return tuple(kernels), stored * (row_bytes + _index_bytes(rank, indexer))
 
 
 def _absorbed(
@@ -447,10 +447,10 @@ def _compressed(
         index = _index_prompts(rank, indexer, prompts, mixer.ratio) if indexer else []
         shape = _compressed_shape(rank, mixer, (prompts, load.prompt_tokens, 0, heads), prompts=True)
         kernels += _as_measured(rank, shape, [*index, attend(prompt_tokens, seen)], own)
-    held = rank.load.cached_tokens / rank.cp if sequences else load.prompt_tokens
-    kept = min(held, mixer.window) * row_bytes + mixer.pooled * pooling
+    stored = rank.load.cached_tokens / rank.cp if sequences else load.prompt_tokens
+    kept = min(stored, mixer.window) * row_bytes + mixer.pooled * pooling
     if mixer.ratio:
-        kept += math.ceil(held / mixer.ratio) * (row_bytes + _index_bytes(rank, indexer))
+        kept += math.ceil(stored / mixer.ratio) * (row_bytes + _index_bytes(rank, indexer))
     return tuple(kernels), (sequences or prompts) * kept
 
 

@@ -335,8 +335,8 @@ def embedding_work(rank: Rank, op: FusedOp, label: str) -> Work:
     if label == "t":
         rows = rank.shard(rows, when=True)
     columns = rank.shard(model.hidden, when=label == "d")
-    held = rank.shard(model.vocab, when=label == "v") * columns * rank.activation_each
-    return Work((elementwise(rank, 0.0, 2 * (rows * columns * rank.activation_each)),), weight_bytes=held)
+    table_bytes = rank.shard(model.vocab, when=label == "v") * columns * rank.activation_each
+    return Work((elementwise(rank, 0.0, 2 * (rows * columns * rank.activation_each)),), weight_bytes=table_bytes)
 
 
 def head_work(rank: Rank, op: FusedOp, label: str) -> Work:

@@ -250,7 +250,7 @@ class Bounds:
         ]
         places = [group.place for group in self._step.groups]
 
-        def held(figure: OpFigure) -> tuple[tuple[Factor, ...], ...]:
+        def stored(figure: OpFigure) -> tuple[tuple[Factor, ...], ...]:
             return tuple(tuple(_at(place, each.each(figure))) for place, each in zip(places, kinds[-1], strict=True))
 
         def broken(tables: AddendTables) -> list[Factor]:
@@ -271,8 +271,8 @@ class Bounds:
                 )
                 for kind in kinds
             ),
-            held(WEIGHT_BYTES),
-            held(KV_BYTES),
+            stored(WEIGHT_BYTES),
+            stored(KV_BYTES),
             tuple(
                 {
                     pair: tabulated(ends, dict(enumerate(self._choices)), partial(meeting_s, stack, pair))

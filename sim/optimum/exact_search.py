@@ -479,8 +479,8 @@ class _Search:
                 for *stacks, each_s in zip(*(ending.stacks for ending in start.endings), layer_s, strict=True)
             ]
             stages_s = SLACK * np.array(depths) * np.maximum.accumulate(least_s)  # with prompts a step takes no less
-            held = start.weights, start.kv
-            needed = [least_needed_bytes(ending.stacks[-1], depths, *held) for ending in start.endings]
+            stored = start.weights, start.kv
+            needed = [least_needed_bytes(ending.stacks[-1], depths, *stored) for ending in start.endings]
             state, kinds_s = start.state.through(np.array(depths)), (stages_s[0], stages_s[-1])
             step_s, tpot_s, ttft_s, share = (
                 of(*kinds_s) + np.zeros(len(depths))

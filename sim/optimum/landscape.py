@@ -343,7 +343,7 @@ class _Rooms:
     def __init__(self, alone: Sides, depths: Sequence[int], segments: Sequence[_Segment]) -> None:
         self._workload, self._base, self._depths = alone.experts.workload, base_of([alone]), tuple(depths)
         weights, kv, inner = zip(*(each.sizes for each in segments), strict=True)
-        self._held, self._inner_bytes = ([np.add.outer(*weights)], [np.add.outer(*kv)]), np.maximum.outer(*inner)
+        self._stored, self._inner_bytes = ([np.add.outer(*weights)], [np.add.outer(*kv)]), np.maximum.outer(*inner)
         self._least_bytes = float(self._inner_bytes.min())
         self._fits: dict[float, dict[int, tuple[Flags, bool, bool]]] = {}
 
@@ -364,7 +364,7 @@ class _Rooms:
         """[depths, left sizes, right sizes]."""
         pp, stages, starts = _side_by_side(self._workload, self._depths)
         peak = np.maximum(self._inner_bytes, peak_bytes)
-        needed, allowed = stage_room(self._workload, stages, pp, *self._held, peak, self._base)
+        needed, allowed = stage_room(self._workload, stages, pp, *self._stored, peak, self._base)
         return np.logical_and.reduceat(needed <= allowed, starts, axis=0)
 
 

@@ -230,10 +230,10 @@ def _meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:
 def fits(stack: Stack, pp: int, figures: FrontFigures, stages: Sequence[Stage] = ()) -> Flags:
     """[n] whether weights, cache and activations of every stage, or of each of some, have room."""
     workload, base = end_of(stack).experts.workload, base_of(stack)
-    held = list(figures.weight_bytes), list(figures.kv_bytes), figures.peak_bytes
+    stored = list(figures.weight_bytes), list(figures.kv_bytes), figures.peak_bytes
     allowed_all = np.ones(figures.peak_bytes.shape, dtype=bool)
     for stage in stages or pipeline(workload, pp):
-        needed, allowed = stage_room(workload, stage, pp, *held, base)
+        needed, allowed = stage_room(workload, stage, pp, *stored, base)
         allowed_all &= needed <= allowed
     return allowed_all
 

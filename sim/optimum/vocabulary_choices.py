@@ -19,7 +19,7 @@ from sim.ops.rank import Rank
 from sim.step.attention_expert_meshes import Sides, Stack
 from sim.step.pipeline import Stage
 from sim.step.speculative_decoding import drafts
-from sim.step.stage import draft_of, end_group, vocabulary_held
+from sim.step.stage import draft_of, end_group, vocabulary_stored
 from sim.step.vocabulary_layers import (
     HEAD_ADDENDS,
     HeadSeconds,
@@ -88,17 +88,17 @@ def _bytes(sides: Sides, tables: Tables) -> list[Floats]:
     """[embedding, head, sampling] weights of the first end, of the last, of both, and activations at the head."""
     tabulated = partial(_tabulated, lru_cache(None)(partial(sides_with_vocabulary, sides)), tables)
     ends = [Stage((), (), first, last) for first, last in ((True, False), (False, True), (True, True))]
-    held = [tabulated((0, 1), partial(_held, end)) for end in ends]
+    stored = [tabulated((0, 1), partial(_stored, end)) for end in ends]
     draft = [tabulated((0, 1, 2), _draft_bytes)] if drafts(sides.attention.workload) else []
-    return [*held, *draft, tabulated((1, 2), partial(_of_attention, head_activation_bytes))]
+    return [*stored, *draft, tabulated((1, 2), partial(_of_attention, head_activation_bytes))]
 
 
 def _of_attention(price: Callable[[Rank], float], sides: Sides) -> float:
     return price(sides.attention)
 
 
-def _held(stage: Stage, sides: Sides) -> float:
-    return vocabulary_held(stage, *vocabulary_bytes(sides.attention))
+def _stored(stage: Stage, sides: Sides) -> float:
+    return vocabulary_stored(stage, *vocabulary_bytes(sides.attention))
 
 
 def _draft_s(sides: Sides) -> float:

@@ -233,9 +233,9 @@ def _weight_bytes(workload: Workload) -> tuple[float, float]:
     """(of experts, of everything else) all of the model's weights."""
     alone = Strategy(1, 1, 1, 1, tuple(NONE for _ in layer_ops(workload.model).ops))
     lone = replace(workload, phase="decode", engine=None)
-    held = evaluate(lone, alone).memory_bytes.weights
+    decode_bytes = evaluate(lone, alone).memory_bytes.weights
     if not workload.model.is_moe:
-        return 0.0, held
+        return 0.0, decode_bytes
     costs = steady_state(lone, alone).steps[0].costs
     named = [
         [(op.name, cost.weight_bytes) for op, cost in zip(group.layer.costs, each, strict=True)]
@@ -243,7 +243,7 @@ def _weight_bytes(workload: Workload) -> tuple[float, float]:
     ]
     share = [sum(size for name, size in each if name in ("ffn1", "ffn2")) for each in named]
     whole = [sum(size for _, size in each) for each in named]
-    return held * sum(share) / sum(whole), held * (1 - sum(share) / sum(whole))
+    return decode_bytes * sum(share) / sum(whole), decode_bytes * (1 - sum(share) / sum(whole))
 
 
 Cut = tuple[int, int | None]

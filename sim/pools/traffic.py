@@ -69,10 +69,10 @@ class Traffic:
     @property
     def context_tokens(self) -> int:
         """Cached tokens of a decoding sequence, on average over the time that it runs."""
-        held = math.fsum(
+        cached = math.fsum(
             kind.share * kind.output_tokens * (kind.prompt_tokens + kind.output_tokens / 2) for kind in self.kinds
         )
-        return max(1, round(held / self.output_tokens))
+        return max(1, round(cached / self.output_tokens))
 
     @property
     def typical_prompt_tokens(self) -> int:

@@ -93,15 +93,15 @@ def _packed_load(span: float, experts: int, copies: int, ranks: int, topk: float
     power = 1 - exponent
     popular = [((span**power - 1) * (at + 0.5) / experts + 1) ** (1 / power) for at in range(experts)]
     most = sum(popular) / topk
-    held = [(-min(each, most), 1) for each in popular]  # minus the rows of a copy, and copies
-    heapify(held)
+    heap = [(-min(each, most), 1) for each in popular]  # minus the rows of a copy, and copies
+    heapify(heap)
     for _ in range(copies):
-        rows, count = held[0]
-        heapreplace(held, (rows * count / (count + 1), count + 1))
+        rows, count = heap[0]
+        heapreplace(heap, (rows * count / (count + 1), count + 1))
     places = ceil((experts + copies) / ranks)
     packed = [(0.0, 0)] * ranks  # rows and experts of the ranks that have a place left
     busiest = total = 0.0
-    for rows in sorted(-rows for rows, count in held for _ in range(count))[::-1]:
+    for rows in sorted(-rows for rows, count in heap for _ in range(count))[::-1]:
         load, taken = packed[0]
         load, taken = load + rows, taken + 1
         busiest, total = max(busiest, load), total + rows

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from sim.arrays import Flags, Floats
-from sim.evaluation import Evaluation, Violation, told_apart
+from sim.evaluation import Evaluation, Violation, unlike_texts
 from sim.pools.traffic import requests_per_s
 from sim.replay.arrivals import Stream, draw_arrivals
 from sim.replay.drive import LateForSure, Replayed, Watch, as_they_come, nobody, until_late
@@ -291,7 +291,7 @@ def missed(workload: Workload, outcome: Replayed, warm_up: float = WARM_UP) -> I
     )
     for kind, found_s, limit_s in limits:
         if found_s > limit_s:
-            needed, allowed = told_apart(found_s * 1e3, limit_s * 1e3)
+            needed, allowed = unlike_texts(found_s * 1e3, limit_s * 1e3)
             text = f"{kind.upper()} is {needed} ms at percentile {percentile:g}, allowed are {allowed} ms"
             yield Violation(kind, found_s, limit_s, f"{text}, under the lightest load that was replayed")
 

@@ -13,11 +13,11 @@ class PrefixCache:
     Blocks that a running request holds stay; the others do as long as there is room.
 
     Attributes:
-        held_tokens: Of blocks that someone holds, each counted once.
+        referenced_tokens: Of blocks that someone holds, each counted once.
     """
 
     def __init__(self, block_tokens: int) -> None:
-        self.held_tokens = 0
+        self.referenced_tokens = 0
         self._block_tokens = block_tokens
         self._holders: dict[int, int] = {}
         self._left: OrderedDict[int, None] = OrderedDict()  # that nobody holds, least recently used first
@@ -35,7 +35,7 @@ class PrefixCache:
         return len(blocks)
 
     def would_hold(self, blocks: Blocks) -> int:
-        """Tokens by which `held_tokens` grows with a request of these blocks."""
+        """Tokens by which `referenced_tokens` grows with a request of these blocks."""
         return sum(block not in self._holders for block in blocks) * self._block_tokens
 
     def hold(self, blocks: Blocks) -> None:
@@ -44,7 +44,7 @@ class PrefixCache:
             count = self._holders.get(block, 0)
             self._holders[block] = count + 1
             if not count:
-                self.held_tokens += self._block_tokens
+                self.referenced_tokens += self._block_tokens
                 self._left.pop(block, None)
 
     def release(self, blocks: Blocks) -> None:
@@ -55,7 +55,7 @@ class PrefixCache:
                 self._holders[block] = count
             else:
                 del self._holders[block]
-                self.held_tokens -= self._block_tokens
+                self.referenced_tokens -= self._block_tokens
                 self._left[block] = None
 
     def shrink(self, most_kept_tokens: float) -> None:

@@ -28,7 +28,7 @@ class Turn:
         prompt: Tokens to be in the cache before the next one comes: the prompt, and what was answered before.
         left: Tokens of the answer from here on.
         done: Tokens of `prompt` that are computed or were found.
-        held: First blocks of the prompt that it holds in the prefix cache.
+        cached_blocks: First blocks of the prompt that it holds in the prefix cache.
         began: The rank's decode steps when it began to decode; -1 before.
         alive: Whether it has not given up its room.
         computed: Whether another pool has computed its prompt.
@@ -38,7 +38,7 @@ class Turn:
     prompt: int
     left: int
     done: int = 0
-    held: int = 0
+    cached_blocks: int = 0
     began: int = -1
     alive: bool = True
     computed: bool = False
@@ -66,7 +66,7 @@ class RankQueue:
         sequences: That decode.
         context_tokens: Of all of them together.
         stalled_s: How long those that decode have stood still since their last token.
-        held: Whether those that wait are not let in, though there is room.
+        delayed: Whether those that wait are not let in, though there is room.
         preempted: How often a request gave up its room.
         looked_up_tokens, hit_tokens: Of prompts let in, all and those found in the cache.
     """
@@ -77,7 +77,7 @@ class RankQueue:
         self.sequences = self.preempted = self.hit_tokens = self.looked_up_tokens = 0
         self.context_tokens = self.stalled_s = 0.0
         self._waiting: deque[Turn] = deque()
-        self._looks_always, self._seen, self.held = scheduler.receive_steps == 1, 0, False
+        self._looks_always, self._seen, self.delayed = scheduler.receive_steps == 1, 0, False
         self._prompts: list[Turn] = []
         self._arrived: list[Turn] = []  # with computed prompts, whose first token is to come
         self._decoding: dict[int, Turn] = {}  # by request, in the order of their first tokens
@@ -107,7 +107,7 @@ class RankQueue:
     @property
     def used_tokens(self) -> float:
         """Of the KV cache, by requests."""
-        return self._own_tokens + (self._cache.held_tokens if self._cache else 0)
+        return self._own_tokens + (self._cache.referenced_tokens if self._cache else 0)
 
     def submit(self, request: int, *, computed: bool = False) -> bool:
         """Lets a request wait, its prompt computed already or not; refuses one that would not fit if it were alone."""
@@ -184,9 +184,9 @@ class RankQueue:
         hit, blocks = self._found(turn)
         if self._cache:
             self._cache.hold(blocks)
-            turn.held = len(blocks)
+            turn.cached_blocks = len(blocks)
         turn.done = turn.prompt if turn.computed else hit
-        self._own_tokens += turn.prompt - turn.held * self._requests.block_tokens + self._beside
+        self._own_tokens += turn.prompt - turn.cached_blocks * self._requests.block_tokens + self._beside
         self._left_tokens += turn.left
         if not turn.computed:
             self.hit_tokens += hit
@@ -195,7 +195,7 @@ class RankQueue:
         return turn
 
     def _can_let_in(self) -> bool:
-        return not self.held and self._has_room()
+        return not self.delayed and self._has_room()
 
     def _has_room(self) -> bool:
         """Whether there is room for the first that was seen to wait; one alone has it in any case."""
@@ -228,10 +228,10 @@ class RankQueue:
         if turn.began >= 0:
             self.sequences -= 1
             self.context_tokens -= turn.prompt + gained
-        self._own_tokens -= turn.prompt + gained - turn.held * self._requests.block_tokens + self._beside
+        self._own_tokens -= turn.prompt + gained - turn.cached_blocks * self._requests.block_tokens + self._beside
         self._left_tokens -= turn.left - gained
         if self._cache:
-            self._cache.release(self._blocks(turn.request)[: turn.held])
+            self._cache.release(self._blocks(turn.request)[: turn.cached_blocks])
 
     def _gained_by(self, turn: Turn) -> float:
         """Tokens since its first one."""
@@ -302,9 +302,12 @@ class RankQueue:
         heapq.heappush(self._ends, (self._steps + math.ceil(turn.left / self._gained), turn.request, turn))
         if self._cache:
             blocks = self._blocks(turn.request)
-            before, turn.held = turn.held, min(len(blocks), turn.prompt // self._requests.block_tokens)
-            self._cache.hold(blocks[before : turn.held])
-            self._own_tokens -= (turn.held - before) * self._requests.block_tokens
+            before, turn.cached_blocks = (
+                turn.cached_blocks,
+                min(len(blocks), turn.prompt // self._requests.block_tokens),
+            )
+            self._cache.hold(blocks[before : turn.cached_blocks])
+            self._own_tokens -= (turn.cached_blocks - before) * self._requests.block_tokens
             self._shrink()
 
     def decode(self, steps: int) -> None:

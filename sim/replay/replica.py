@@ -138,7 +138,7 @@ class _Lane:
 
     def decode_spell(self) -> _Spell | None:
         """The steps before anything but decoding is due; None where that is now."""
-        most = min(self._steps_unseen(), self._steps_held(), *[rank.steps_alone() for rank in self.ranks])
+        most = min(self._steps_unseen(), self._steps_delayed(), *[rank.steps_alone() for rank in self.ranks])
         if most < 1:
             return None
         ranks, prices, slower = self.ranks, self.deployed.prices, self.deployed.slower
@@ -153,7 +153,7 @@ class _Lane:
 
     def passed(self, steps: int, *, prompts: bool = False) -> None:
         """So many steps are over, in which prompts were computed or not; who is answered by the last is told later."""
-        if self.ranks[0].held:
+        if self.ranks[0].delayed:
             self._waited += steps
         looks, self._since_look = divmod(self._since_look + steps, self.deployed.scheduler.receive_steps)
         if prompts:
@@ -171,7 +171,7 @@ class _Lane:
             return math.inf
         return self.deployed.scheduler.receive_steps - self._since_look
 
-    def _steps_held(self) -> float:
+    def _steps_delayed(self) -> float:
         """Steps for which prompts still wait for those of other ranks; infinite where none does."""
         most = self.deployed.scheduler.balance_steps
         if not most:
@@ -181,7 +181,7 @@ class _Lane:
         if not holds or self._waited >= most:
             self._waited, holds = 0, False
         for rank in self.ranks:
-            rank.held = holds
+            rank.delayed = holds
         return most - self._waited if holds else math.inf
 
 

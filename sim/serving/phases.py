@@ -73,8 +73,8 @@ class Pace:
         if isinstance(self.mixed_share, float) and not self.mixed_share:  # no prompts
             return replace(self, stages=stages)
         factor = stall_factor(stages, self.spread)
-        held_up = self.mixed_share * factor
-        share, stall = np.minimum(1.0, held_up), 1 + np.maximum(0.0, held_up - 1) * self.prompt_tokens
+        delayed = self.mixed_share * factor
+        share, stall = np.minimum(1.0, delayed), 1 + np.maximum(0.0, delayed - 1) * self.prompt_tokens
         others = 1 - (1 - self.others_share) * np.maximum(self.mixed_share, 1 / factor)  # its own are as many
         if isinstance(stages, int):
             share, others, stall = float(share), float(others), float(stall)

@@ -35,8 +35,8 @@ def split(tensor: Array, layout: Layout, degrees: Sequence[int], rng: np.random.
     for placement, degree in zip(layout, degrees, strict=True):
         pieces = {
             (*ranks, rank): piece
-            for ranks, held in pieces.items()
-            for rank, piece in enumerate(placement.split(held, degree, rng))
+            for ranks, whole in pieces.items()
+            for rank, piece in enumerate(placement.split(whole, degree, rng))
         }
     return pieces
 
@@ -82,7 +82,7 @@ def local_shapes(shape: tuple[int, ...], layout: Layout, degrees: Sequence[int])
     _check(layout, degrees)
     shapes = frozenset({shape})
     for placement, degree in zip(layout, degrees, strict=True):
-        shapes = frozenset(local for held in shapes for local in placement.local_shapes(held, degree))
+        shapes = frozenset(local for whole in shapes for local in placement.local_shapes(whole, degree))
     return shapes
 
 

@@ -248,8 +248,8 @@ def look_up_over_vocabulary(operation: Operation, placements: Sequence[Placement
     for shard in shards(placements):
 
         def run(ranks: RankTensors, shard: Placement = shard) -> list[Array]:
-            held = shard.held(sum(len(table) for _, table in ranks), len(ranks))
-            return [_masked_look_up(tokens, table, rows) for (tokens, table), rows in zip(ranks, held, strict=True)]
+            own = shard.own(sum(len(table) for _, table in ranks), len(ranks))
+            return [_masked_look_up(tokens, table, rows) for (tokens, table), rows in zip(ranks, own, strict=True)]
 
         yield Rule((REPLICATE, shard.on(0)), PARTIAL, "v", run)
 
@@ -264,10 +264,10 @@ def greedy_over_vocabulary(operation: Operation, placements: Sequence[Placement]
     for shard in shards(placements):
 
         def run(ranks: RankTensors, shard: Placement = shard) -> list[Array]:
-            held = shard.held(sum(logits.shape[1] for (logits,) in ranks), len(ranks))
+            own = shard.own(sum(logits.shape[1] for (logits,) in ranks), len(ranks))
             offers = [
                 (logits.max(1), tokens[_greedy(logits)])
-                for (logits,), tokens in zip(ranks, held, strict=True)
+                for (logits,), tokens in zip(ranks, own, strict=True)
                 if len(tokens)
             ]
             scores, tokens = (np.stack(column) for column in zip(*offers, strict=True))

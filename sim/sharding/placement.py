@@ -140,15 +140,15 @@ class Placement:
         if any(not 0 <= dim < len(shape) for dim in self.dims):
             raise PlacementError(f"{self} shards a dim that a tensor of {len(shape)} dims has not; dims count from 0")
 
-    def held(self, size: int, degree: int) -> tuple[Array, ...]:
+    def own(self, size: int, degree: int) -> tuple[Array, ...]:
         """Which indices of its one dim, of that size, each rank holds."""
         return tuple(self.on(0).split(np.arange(size), degree))
 
     def owners(self, size: int, degree: int) -> NDArray[np.int64]:
         """Which rank holds each index of its one dim, [size]; shards that a search asks often say it in one formula."""
         owner = np.empty(size, dtype=np.int64)
-        for rank, held in enumerate(self.held(size, degree)):
-            owner[held] = rank
+        for rank, own in enumerate(self.own(size, degree)):
+            owner[own] = rank
         return owner
 
     def local_bytes(self, shape: tuple[int, ...], degree: int, element_bytes: float) -> float:
@@ -323,8 +323,8 @@ class Shard(Placement):
     def _counts(self, size: int, degree: int) -> Iterable[int]:
         width = max(-(-size // degree), 1)
         whole, rest = divmod(size, width)
-        held = (width, whole > 0), (rest, rest > 0), (0, whole + (rest > 0) < degree)
-        return [count for count, some in held if some]
+        own = (width, whole > 0), (rest, rest > 0), (0, whole + (rest > 0) < degree)
+        return [count for count, some in own if some]
 
     @override
     def split(self, tensor: Array, degree: int, rng: np.random.Generator | None = None) -> list[Array]:

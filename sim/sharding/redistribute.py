@@ -67,11 +67,11 @@ def collectives_for(source: Placement, targets: tuple[Placement, ...]) -> tuple[
     >>> collectives_for(Shard(1), (Shard(0), REPLICATE, Shard(0)))
     (None, 'all_gather', None)
     """
-    held: set[Placement] = {source}
+    passed: set[Placement] = {source}
     moves: dict[Placement, str | None] = {}
     for target in sorted(set(targets), key=lambda placement: not isinstance(placement, Replicate)):
-        moves[target] = None if target in held or Replicate() in held else collective_between(source, target)
-        held.add(target)
+        moves[target] = None if target in passed or Replicate() in passed else collective_between(source, target)
+        passed.add(target)
     charged: set[Placement] = set()
     result: list[str | None] = []
     for target in targets:

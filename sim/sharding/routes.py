@@ -243,14 +243,14 @@ def _candidates(
 
 
 def _steps(layout: Layout, problem: _Problem) -> Iterator[RouteStep]:
-    for axis, held in enumerate(layout):
-        source = _as_seen(axis, held, layout, problem)
+    for axis, current in enumerate(layout):
+        source = _as_seen(axis, current, layout, problem)
         if source is not None:
             for wanted in problem.choices[axis]:
                 target = _as_seen(axis, wanted, layout, problem)
                 after = (*layout[:axis], wanted, *layout[axis + 1 :])
                 possible = target is not None and _in_one_step(source, target, problem)
-                if wanted != held and target is not None and possible and _fits(after, problem):
+                if wanted != current and target is not None and possible and _fits(after, problem):
                     yield RouteStep(axis, collective_between(source, target), source, target, after, 0.0)
         yield from _renamed_steps(axis, layout, problem)
     if problem.fused:
@@ -265,16 +265,16 @@ def _in_one_step(source: Placement, target: Placement, problem: _Problem) -> boo
 def _fused_steps(layout: Layout, problem: _Problem) -> Iterator[RouteStep]:
     """Moves neighbouring axes that lie alike as if they were one: plain shards in even sizes, and parts that nest."""
     for axis, end in itertools.combinations(range(len(layout) + 1), 2):
-        held = layout[axis]
-        if end - axis < 2 or any(other != held for other in layout[axis:end]):
+        current = layout[axis]
+        if end - axis < 2 or any(other != current for other in layout[axis:end]):
             continue
         for wanted in problem.choices[axis]:
-            ends = (held, wanted)
+            ends = (current, wanted)
             one = all(_as_one(placement, axis, end, layout, problem) for placement in ends)
-            if wanted != held and one and _in_one_step(held, wanted, problem):
+            if wanted != current and one and _in_one_step(current, wanted, problem):
                 after = _replaced(layout, dict.fromkeys(range(axis, end), wanted))
                 if _fits(after, problem):
-                    yield RouteStep(axis, collective_between(held, wanted), held, wanted, after, 0.0, end - axis)
+                    yield RouteStep(axis, collective_between(current, wanted), current, wanted, after, 0.0, end - axis)
 
 
 def _as_one(placement: Placement, axis: int, end: int, layout: Layout, problem: _Problem) -> bool:
@@ -316,7 +316,9 @@ def _striped_around(axis: int, placement: Placement, layout: Layout, other: int,
 def _alone(inner: int, axis: int, layout: Layout, problem: _Problem) -> bool:
     """Whether, of all that comes after an axis, only the inner one's shard concerns the dim that it shards."""
     shard, dims = layout[inner], len(problem.shape)
-    return all(Shard(*shard.dims).commutes(held, dims) for held in (*layout[axis + 1 : inner], *layout[inner + 1 :]))
+    return all(
+        Shard(*shard.dims).commutes(current, dims) for current in (*layout[axis + 1 : inner], *layout[inner + 1 :])
+    )
 
 
 def _even(dim: int, outer: Layout, axes: Iterable[int], problem: _Problem) -> bool:
@@ -329,15 +331,15 @@ def _even(dim: int, outer: Layout, axes: Iterable[int], problem: _Problem) -> bo
 def _renamed_steps(axis: int, layout: Layout, problem: _Problem) -> Iterator[RouteStep]:
     """Gathers an outer axis under an inner one of the same dim, whose chunks then are stripes; and back."""
     for inner in range(axis + 1, len(layout)):
-        outer_held, inner_held, degree = layout[axis], layout[inner], problem.degrees[axis]
-        if not isinstance(inner_held, (Shard, StridedShard)) or not _alone(inner, axis, layout, problem):
+        outer_now, inner_now, degree = layout[axis], layout[inner], problem.degrees[axis]
+        if not isinstance(inner_now, (Shard, StridedShard)) or not _alone(inner, axis, layout, problem):
             continue
-        plain, striped = Shard(inner_held.dim), StridedShard(inner_held.dim, degree)
-        if outer_held == inner_held == plain:
+        plain, striped = Shard(inner_now.dim), StridedShard(inner_now.dim, degree)
+        if outer_now == inner_now == plain:
             after = _replaced(layout, {axis: REPLICATE, inner: striped})
             yield RouteStep(axis, collective_between(plain, REPLICATE), plain, REPLICATE, after, 0.0)
-        even = inner_held == striped and _even(plain.dim, layout[:axis], (axis, inner), problem)
-        if outer_held == REPLICATE and even:
+        even = inner_now == striped and _even(plain.dim, layout[:axis], (axis, inner), problem)
+        if outer_now == REPLICATE and even:
             after = _replaced(layout, {axis: plain, inner: plain})
             yield RouteStep(axis, collective_between(REPLICATE, plain), REPLICATE, plain, after, 0.0)
 
@@ -379,9 +381,11 @@ def all_to_all_share(source: Placement, target: Placement, shape: tuple[int, ...
         owner, wanted = (shard.owners(sizes[0], degree) for shard in (source, target))
         return float(np.bincount(owner[owner != wanted], minlength=degree).max()) / sizes[0]
     if plain:
-        return max([held / sizes[0] * (1 - wanted / sizes[1]) for held, wanted in _chunks_side_by_side(sizes, degree)])
-    held, wanted = (shard.counts(size, degree) / size for shard, size in zip((source, target), sizes, strict=True))
-    return float((held * (1 - wanted)).max())
+        return max(
+            [current / sizes[0] * (1 - wanted / sizes[1]) for current, wanted in _chunks_side_by_side(sizes, degree)]
+        )
+    current, wanted = (shard.counts(size, degree) / size for shard, size in zip((source, target), sizes, strict=True))
+    return float((current * (1 - wanted)).max())
 
 
 def _chunks_side_by_side(sizes: Iterable[int], degree: int) -> Iterator[tuple[int, ...]]:

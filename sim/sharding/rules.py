@@ -86,7 +86,7 @@ class Rule:
 
     def degrees(self, tried: Sequence[int]) -> tuple[int, ...]:
         """Those degrees of an axis that its placements fit, or the one that they are made for."""
-        made_for = {held.ranks for held in (*self.inputs, self.output) if held.ranks is not None}
+        made_for = {given.ranks for given in (*self.inputs, self.output) if given.ranks is not None}
         return tuple(made_for if len(made_for) < 2 else ()) if made_for else tuple(tried)
 
     def implies(self, inputs: Sequence[Placement], output: Placement) -> bool:
@@ -98,9 +98,9 @@ class Rule:
         return f"{', '.join(map(str, self.inputs))} -> {self.output}{inside}"
 
 
-def reads_as(held: Placement, wanted: Placement) -> bool:
-    """Whether a tensor that lies as `held` lies as `wanted` too."""
-    return held == wanted or (held == REPLICATE and wanted.reads_replicated)
+def reads_as(given: Placement, wanted: Placement) -> bool:
+    """Whether a tensor that lies as `given` lies as `wanted` too."""
+    return given == wanted or (given == REPLICATE and wanted.reads_replicated)
 
 
 RuleSource = Callable[[Operation, Sequence[Placement]], Iterable[Rule]]

@@ -239,11 +239,11 @@ def matmul_plans(
 def execute_plan(plan: MatmulPlan, first: Array, second: Array) -> Pieces:
     """What each device holds in the end, from whole operands: every route and every local product carried out."""
     matmul = plan.matmul
-    held = [
+    pieces = [
         execute(route, split(tensor, operand.layout, matmul.degrees), matmul.degrees)
         for tensor, operand, route in zip((first, second), matmul.operands, plan.before, strict=True)
     ]
-    products = {ranks: matmul.operation.compute(piece, held[1][ranks]) for ranks, piece in held[0].items()}
+    products = {ranks: matmul.operation.compute(piece, pieces[1][ranks]) for ranks, piece in pieces[0].items()}
     return execute(plan.after, products, matmul.degrees)
 
 

@@ -107,8 +107,8 @@ def price_step(stack: Sequence[Sides], pp: int, dims: tuple[int, ...]) -> Step:
         tuple(layers_s),
         vocabulary.draft_s,
     )
-    held, base = _held(costs), base_of(stack)
-    kinds = [Memory(*stage_bytes(workload, each, pp, *held, base)) for each in stages]
+    stored, base = _stored(costs), base_of(stack)
+    kinds = [Memory(*stage_bytes(workload, each, pp, *stored, base)) for each in stages]
     memory = kinds[0]
     if len(kinds) > 1:
         memory = max(kinds, key=lambda each: needed_and_allowed_bytes(workload, each)[0])
@@ -127,7 +127,7 @@ def _layers(
     return tuple([each.costs for each in priced]), layers_s, met
 
 
-def _held(costs: Sequence[Sequence[OpCost]]) -> tuple[list[float], list[float], float]:
+def _stored(costs: Sequence[Sequence[OpCost]]) -> tuple[list[float], list[float], float]:
     """Weights and KV cache of one layer of each group, and the largest activations of any op."""
     return (
         [add_up([cost.weight_bytes for cost in each]) for each in costs],
@@ -228,16 +228,16 @@ def _draft(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -
     """Its passes, each a step of a pipeline of one stage."""
     run = draft_run(workload, load, tp, cp, dp, ep)
     step, (stage,) = step_sum(run.workload), pipeline(run.workload, 1)
-    time_s, held = 0.0, list[tuple[list[float], list[float], float]]()
+    time_s, stored = 0.0, list[tuple[list[float], list[float], float]]()
     for stack, dims, ahead, joining_s in run.passes:
         costs, layers_s, met = _layers(step, [stage], stack, dims)
         time_s += inside_s(stage, layers_s, met)
         time_s += ends_s(stage, VocabularySeconds(embedding_s(stack[-1], NONE), head_s(ahead, NONE), 0.0))
         time_s += joining_s
-        held.append(_held(costs))
+        stored.append(_stored(costs))
     layers = tuple([run.copies * count for count in stage.layers])
     copied = stage._replace(layers=layers, first=run.own_vocabulary, last=run.own_vocabulary)
-    weights, kv, *_ = stage_bytes(run.workload, copied, 1, *held[0], base_of(run.passes[0].stack))
+    weights, kv, *_ = stage_bytes(run.workload, copied, 1, *stored[0], base_of(run.passes[0].stack))
     return Draft(time_s, weights + run.joining_bytes, kv)
 
 
@@ -303,7 +303,7 @@ def stage_bytes(
         peak_op_bytes: Largest inputs plus output of any op of any layer.
         base: What is held besides.
     """
-    vocabulary = vocabulary_held(stage, base.embedding, base.lm_head, base.tied) + stage.last * base.draft_weights
+    vocabulary = vocabulary_stored(stage, base.embedding, base.lm_head, base.tied) + stage.last * base.draft_weights
     weights = add_up([count * each for count, each in zip(stage.layers, layer_weights, strict=True)]) + vocabulary
     kv = add_up([count * pp * each for count, each in zip(stage.layers, layer_kv, strict=True)])
     activations, overhead = base.stream + larger(peak_op_bytes, base.head), workload.hardware.overhead_bytes
@@ -312,7 +312,7 @@ def stage_bytes(
     return weights, kv + pp * (stage.last * base.draft_kv), activations, overhead
 
 
-def vocabulary_held(stage: Stage, embedding: Any, lm_head: Any, tied: Any) -> Any:
+def vocabulary_stored(stage: Stage, embedding: Any, lm_head: Any, tied: Any) -> Any:
     """Bytes of what a stage has of embedding and LM head, tied ones once."""
     return stage.first * embedding + stage.last * lm_head - stage.first * stage.last * tied
 

@@ -264,6 +264,6 @@ def head_activation_bytes(rank: Rank) -> float:
     rows, vocab = rank.sizes.output_tokens, rank.workload.model.vocab
     logits = 0.0
     for tokens_sharded, vocabulary_sharded in vocabulary_plan(rank.workload.vocabulary).logits:
-        held = rank.shard(rows, when=True) if tokens_sharded else rows
-        logits = larger(logits, held * rank.shard(vocab, when=vocabulary_sharded) * float(_LOGIT_BYTES))
+        own_rows = rank.shard(rows, when=True) if tokens_sharded else rows
+        logits = larger(logits, own_rows * rank.shard(vocab, when=vocabulary_sharded) * float(_LOGIT_BYTES))
     return stream_bytes(rank) + (logits + vocabulary_work(rank, "lm_head").buffer_bytes)

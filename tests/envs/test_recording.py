@@ -151,7 +151,7 @@ def test_a_run_without_anything_feasible_has_no_best(new_gate: NewGate, tmp_path
     assert (gate.best_raw, gate.best_strategy, gate.feasible_calls) == (0.0, None, 0)
 
 
-def test_a_row_holds_the_strategy_and_what_the_real_simulator_said(new_gate: NewGate, tmp_path: Path) -> None:
+def test_a_row_holds_the_strategy_and_what_the_real_simulator_stated(new_gate: NewGate, tmp_path: Path) -> None:
     gate = new_gate(tmp_path, simulator=evaluate, budget=50)
     for action in actions(50):
         _, reward, *_, info = gate.step(action)

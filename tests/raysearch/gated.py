@@ -92,9 +92,9 @@ def process_of(process: subprocess.Popen[str], name: str) -> int:
 
 def holds_rows(pid: int, out: Path) -> bool:
     """Whether a process has the rows of a run open."""
-    held: list[str] = []
+    kept: list[str] = []
     with suppress(OSError):  # it has ended
         for path in Path(f"/proc/{pid}/fd").glob("*"):
             with suppress(OSError):  # it has ended, or closed this one meanwhile
-                held.append(os.readlink(path))
-    return any(text.startswith(f"{out}/") and text.endswith("rows.jsonl") for text in held)
+                kept.append(os.readlink(path))
+    return any(text.startswith(f"{out}/") and text.endswith("rows.jsonl") for text in kept)

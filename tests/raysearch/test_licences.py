@@ -79,12 +79,12 @@ def test_the_page_lists_the_licence_of_every_default_dependency() -> None:
 
 
 def test_the_page_names_the_libraries_under_copyleft_that_wheels_hold() -> None:
-    held: dict[str, set[str]] = {}
+    kept: dict[str, set[str]] = {}
     for name in needed(DEFAULT):
         for library in filter(None, (SHARED.match(path.name) for path in distribution(name).files or ())):
-            held.setdefault(library[1], set()).add(name)
+            kept.setdefault(library[1], set()).add(name)
     rows = re.findall(r"^\| `(lib\w+)` \| ([\w, ]+) \|", PAGE.read_text(encoding="utf-8"), re.M)
-    assert held == {library: {*names.split(", ")} for library, names in rows}
+    assert kept == {library: {*names.split(", ")} for library, names in rows}
 
 
 def test_the_page_names_what_extras_bring_under_copyleft() -> None:

@@ -96,7 +96,7 @@ def asked_of_the_index(line: str) -> list[str]:
     return [word for word in words if re.fullmatch(r"raysearch([-_]llm)?([\[=<>~!@].*)?", word)]
 
 
-def test_nobody_is_told_to_install_the_package_of_a_stranger() -> None:
+def test_nobody_is_asked_to_install_the_package_of_a_stranger() -> None:
     assert asked_of_the_index("run `pip install 'raysearch[jax]'`") == ["raysearch[jax]"]
     assert asked_of_the_index("Needs pip install --quiet raysearch==0.1.0") == ["raysearch==0.1.0"]
     assert asked_of_the_index("uv add raysearch-llm, then") == ["raysearch-llm"]

@@ -88,7 +88,7 @@ def test_the_default_searcher_finds_ways_to_serve(
     assert 0 < found["best"] <= optimum["tokens_per_s_per_gpu"]
 
 
-def test_the_optimum_is_told_with_its_goodput_and_that_of_other_seeds(optimum: dict[str, Any]) -> None:
+def test_the_optimum_is_reported_with_its_goodput_and_that_of_other_seeds(optimum: dict[str, Any]) -> None:
     goodput = optimum["goodput"]
     assert goodput["requests_per_s"] * 60 / goodput["gpus"] == pytest.approx(optimum["tokens_per_s_per_gpu"])
     assert goodput["ttft_s"] <= 0.5

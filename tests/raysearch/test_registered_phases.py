@@ -85,7 +85,7 @@ def test_its_optimum_is_that_of_brute_force(workload: Workload) -> None:
     check(space, certify(space, best))
 
 
-def test_an_slo_of_tokens_that_it_does_not_make_is_told(workload: Workload) -> None:
+def test_an_slo_of_tokens_that_it_does_not_make_is_reported(workload: Workload) -> None:
     warnings = idle_slos(dataclasses.replace(workload, tpot_slo_s=0.05))
     assert warnings == ["the SLO of the time per output token limits nothing: phase embed makes no such token"]
 

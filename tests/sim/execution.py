@@ -124,7 +124,7 @@ def _exchanged(wires: Wires, pieces: Pieces, source: Placement, target: Placemen
         got = wires.all_to_all([target.split(piece, n) for piece in pieces], each)
         return [source.assemble(mine) for mine in got]
     size = sum(piece.shape[before] for piece in pieces)
-    has, wants = source.held(size, n), target.held(size, n)
+    has, wants = source.own(size, n), target.own(size, n)
     outgoing = [
         [np.compress(np.isin(mine, theirs), piece, before) for theirs in wants]
         for mine, piece in zip(has, pieces, strict=True)

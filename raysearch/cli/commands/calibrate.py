@@ -97,10 +97,10 @@ def calibrate(
             print_json({"out": str(out), "written": written, **record})
             return
         for figure, each in record["intervals"].items():
-            held = each["held_out"]
+            held_out = each["held_out"]
             print(
-                f"{figure}: {each['low']:.2f} to {each['high']:.2f} times the prediction, {held['inside']:.0%} of "
-                f"{held['runs']:,} runs inside by those of other {held['by']}s"
+                f"{figure}: {each['low']:.2f} to {each['high']:.2f} times the prediction, {held_out['inside']:.0%} of "
+                f"{held_out['runs']:,} runs inside by those of other {held_out['by']}s"
             )
         print(f"{'wrote' if written else 'unchanged:'} {out}")
         return

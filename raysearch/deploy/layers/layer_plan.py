@@ -181,7 +181,7 @@ def _combined(sharded: Sharded, op: FusedOp, plan: OpPlan) -> dict[str, OpPlan]:
     over_tp = PARTIAL if late else copies[-1]
     sums = PARTIAL if late else plan.gives[-1]
     gives = (*[PARTIAL] * len(copies[:-1]), sums) if gathered else (Shard(0), sums)
-    held = (*copies[:-1], over_tp) if gathered else (Shard(1), over_tp)
+    stored = (*copies[:-1], over_tp) if gathered else (Shard(1), over_tp)
     parts = (Shard(0), *gives[1:]) if shared else gives
     hops, shape = (), None
     if gathered and sharded.copies > 1 and late:  # one all-reduce over all that have the same tokens
@@ -190,10 +190,10 @@ def _combined(sharded: Sharded, op: FusedOp, plan: OpPlan) -> dict[str, OpPlan]:
     found = {"shares": shares}
     if shared:
         found |= _shared(sharded, parts)
-        found["weigh"] = OpPlan((held, by_expert), gives, parts, local=True)
+        found["weigh"] = OpPlan((stored, by_expert), gives, parts, local=True)
         found["with_shared"] = OpPlan((parts, parts), parts, plan.gives, local=True, hops=hops, leaves_shape=shape)
     else:
-        found["weigh"] = OpPlan((held, by_expert), gives, plan.gives, local=True, hops=hops, leaves_shape=shape)
+        found["weigh"] = OpPlan((stored, by_expert), gives, plan.gives, local=True, hops=hops, leaves_shape=shape)
     return found | {op.name: replace(plan, reads=(plan.gives, stream))}
 
 

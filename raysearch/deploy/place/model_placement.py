@@ -60,8 +60,10 @@ class Cluster:
     def has_room(self, shape: GroupShape, models: Sequence[int]) -> bool:
         """Whether models fit on one group, each with a request of its own in flight."""
         services = [self.services.get((model, shape)) for model in models]
-        held = [each for each in services if each is not None]
-        return len(held) == len(services) and all(self._share_bytes(held, each) >= each.request_bytes for each in held)
+        placed = [each for each in services if each is not None]
+        return len(placed) == len(services) and all(
+            self._share_bytes(placed, each) >= each.request_bytes for each in placed
+        )
 
     @staticmethod
     def _share_bytes(services: Sequence[Service], of: Service) -> float:

@@ -127,8 +127,8 @@ def _under_load(workload: Workload, case: Case, limits: Limits) -> dict[str, tup
         if not (bests := best_first(each, each.top)):
             continue
         chosen, tried, _ = carrying(each, bests, chunks[at + 1 :])
-        if held := [(evaluation, load) for evaluation, load in tried if load]:
-            best, load = min(held, key=lambda one: gpus_of(*one))
+        if carried := [(evaluation, load) for evaluation, load in tried if load]:
+            best, load = min(carried, key=lambda one: gpus_of(*one))
             one = OnePool(best, chosen.workload, load.replicas, limits.requests_per_s or 0.0)
             found["one"] = one, with_report(chosen, best, load).report
         break

@@ -10,7 +10,7 @@ from typing import Any
 
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import best_first, needed_gpus
-from sim.evaluation import Evaluation, Violation, told_apart
+from sim.evaluation import Evaluation, Violation, unlike_texts
 from sim.json_object import JsonObject
 from sim.optimum.exact_search import Known
 from sim.optimum.spaces import Space, space_of
@@ -50,7 +50,7 @@ def _lacking(batch: int, violation: Violation, at: str) -> str:
         lacks = violation.needed - violation.allowed
         return f"batch {batch} lacks " + (f"{lacks / 1e9:.1f} GB" if lacks >= 1e8 else f"{math.ceil(lacks / 1e6)} MB")
     if violation.kind in ("tpot", "ttft"):
-        needed, allowed = told_apart(violation.needed * 1e3, violation.allowed * 1e3)
+        needed, allowed = unlike_texts(violation.needed * 1e3, violation.allowed * 1e3)
         return f"batch {batch} takes {needed} ms{at}, the limit is {allowed} ms"
     return f"batch {batch}: {violation.message}"
 

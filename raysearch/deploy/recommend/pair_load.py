@@ -50,14 +50,14 @@ def pair_load(demand: Demand, traffic: Traffic, *, hidden: float = 0.0) -> PairL
         traffic: What is sent.
         hidden: Share of the cache's transfer that hides behind the prompt's computing.
     """
-    held: dict[tuple[object, ...], bool] = {}
+    carried: dict[tuple[object, ...], bool] = {}
 
     def holds_limits(pair: Matched) -> bool:
         key = pair.prefill.evaluation.strategy, pair.decode.evaluation.strategy, pair.prefills, pair.decodes
-        if key not in held:
+        if key not in carried:
             fleet = pair_fleet(demand, traffic, pair, hidden)
-            held[key] = holds(load_setup(demand, fleet), fleet.at(demand.confidence))
-        return held[key]
+            carried[key] = holds(load_setup(demand, fleet), fleet.at(demand.confidence))
+        return carried[key]
 
     def fewest(pairs: Iterable[Matched], most: int) -> Matched | None:
         """The one that holds on the fewest GPUs, if these are fewer than so many."""

@@ -86,7 +86,7 @@ class Recommendation:
     @property
     def winner(self) -> FormName | None:
         """The form of deployment that serves most, the simpler of equal ones; None where nothing is feasible."""
-        if self.pair and (not self._held or ahead_by(self.pair, self.options[0].fleet) > 0):
+        if self.pair and (not self._carried or ahead_by(self.pair, self.options[0].fleet) > 0):
             return "disaggregated"
         return "aggregated" if self.options else None
 
@@ -116,7 +116,7 @@ class Recommendation:
         return degrees_text(self.options[0].evaluation.strategy) if self.options else "nothing fits"
 
     @property
-    def _held(self) -> bool:
+    def _carried(self) -> bool:
         """Whether any aggregated deployment is feasible, and carries the load if there is one."""
         return bool(self.options) and not (self.demand.under_traffic and self.options[0].load is None)
 

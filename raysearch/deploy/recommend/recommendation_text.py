@@ -76,8 +76,8 @@ def _pair_lines(pair: Disaggregated) -> Iterator[str]:
         yield from (f"  {line}" for line in _pair_load_lines(pair.load))
     else:
         rate = f"{matched.requests_per_s:,.2f} requests/s"
-        held = f"{pair.at_once:,} requests at once, " if pair.at_once else ""
-        yield f"  {held}{rate} in the steady state, without queues under random arrivals"
+        at_once = f"{pair.at_once:,} requests at once, " if pair.at_once else ""
+        yield f"  {at_once}{rate} in the steady state, without queues under random arrivals"
 
 
 def _pair_load_lines(load: PairLoad) -> Iterator[str]:
@@ -200,14 +200,14 @@ def _price_of_confidence(answer: Recommendation) -> str:
 def _load_lines(demand: Demand, best: Option) -> Iterator[str]:
     """Whether the load is carried as it comes."""
     arrivals = demand.sent.arrivals_text
-    held = f"the limits at {percentile_text(demand.percentile)} with probability {demand.confidence:g}"
+    limits = f"the limits at {percentile_text(demand.percentile)} with probability {demand.confidence:g}"
     if best.load is None:
-        yield f"Warning: no number of replicas on {gpus_text(demand.gpus)} meets {held} {arrivals}"
+        yield f"Warning: no number of replicas on {gpus_text(demand.gpus)} meets {limits} {arrivals}"
         return
     load, report = best.load, best.load.report
     even = f", {load.at_even_odds} at even odds" if load.at_even_odds < load.replicas else ""
     yield (
-        f"{rate_text(demand.requests_per_s or 0.0)} {arrivals} need {copies_text(load.replicas)} to meet {held}; "
+        f"{rate_text(demand.requests_per_s or 0.0)} {arrivals} need {copies_text(load.replicas)} to meet {limits}; "
         f"{load.in_steady_state} in the steady state{even}"
     )
     if report is not None:

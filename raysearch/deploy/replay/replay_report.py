@@ -98,7 +98,7 @@ class ReplayReport:
         runs: By the step model as it is, one per seed.
         first: Of the first seed, every request and step.
         sure: Probabilities of the step model's error whose steps were replayed, ascending.
-        held: Whether the limits held with each.
+        kept: Whether the limits were kept with each.
         breaks_at_per_s: The rate of all replicas up to which they hold; None of clients, and without limits.
     """
 
@@ -106,13 +106,13 @@ class ReplayReport:
     runs: Sequence[RunFigures]
     first: Replayed
     sure: Sequence[float]
-    held: Sequence[bool]
+    kept: Sequence[bool]
     breaks_at_per_s: float | None
 
     @property
     def probability(self) -> float | None:
         """That the limits hold at the percentile; None without limits."""
-        return sum(self.held) / len(self.held) if self.held else None
+        return sum(self.kept) / len(self.kept) if self.kept else None
 
     @property
     def gpus(self) -> int:
@@ -160,8 +160,8 @@ def replayed_traffic(setup: ReplaySetup, progress: OnReplay = lambda _: None) ->
     limited = min(setup.workload.ttft_slo_s, setup.workload.tpot_slo_s) < math.inf
     sure = [(part + 0.5) / _PARTS for part in range(_PARTS)] if limited else []
     progress("slower and faster steps")
-    held = [holds(setup, setup.fleet.at(each), turn % setup.seeds) for turn, each in enumerate(sure)]
-    report = ReplayReport(setup, runs, outcomes[0], sure, held, None)
+    kept = [holds(setup, setup.fleet.at(each), turn % setup.seeds) for turn, each in enumerate(sure)]
+    report = ReplayReport(setup, runs, outcomes[0], sure, kept, None)
     if not limited or setup.sent.rate_per_s is None:
         return report
     progress("the load at which it breaks")
@@ -281,7 +281,7 @@ def replay_dict(report: ReplayReport) -> JsonObject:
         "refused": max(run.refused for run in report.runs),
         "probability": report.probability,
         "step_factors": [[step_factor(each, part) for part in report.sure] for each in fleet.evaluations],
-        "held": list(report.held),
+        "held": list(report.kept),
         "breaks_at_per_s": report.breaks_at_per_s,
         "bound_per_s": report.bound_per_s,
         "steady_state": {

@@ -37,7 +37,7 @@ class _Table(NamedTuple):
 
     family: str
     file: str
-    told_by: frozenset[str]
+    recognised_by: frozenset[str]
     renamed: Mapping[str, str]
     rows: Callable[[pd.DataFrame], pd.DataFrame]
 
@@ -176,7 +176,7 @@ def write_tables(database: Path, system: str, folder: Path) -> list[str]:
         order = tuple(int(number) for number in re.findall(r"\d{1,9}", version))
         frame = _read(path, content)
         for table in _TABLES:
-            if table.told_by <= set(frame.columns):
+            if table.recognised_by <= set(frame.columns):
                 rows = _as_measured(path, table, frame, engine, version)
                 found.setdefault((table.file, engine, name), []).append((order, version, rows))
         if sum(rows.size for each in found.values() for *_, rows in each) > _MOST_CELLS_TOGETHER:

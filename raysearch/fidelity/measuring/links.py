@@ -51,8 +51,8 @@ def collectives(
                 for pid in stopped.among({pid: seen for pid in ranks.pids() if (seen := read_process(pid))}):
                     os.kill(pid, signal.SIGKILL)
         except (ProcessExitedException, ProcessRaisedException) as error:
-            said = str(error).strip().splitlines()[-1]
-            raise RunFailed(f"measuring collectives among {gpus} failed: {said}") from error
+            last_line = str(error).strip().splitlines()[-1]
+            raise RunFailed(f"measuring collectives among {gpus} failed: {last_line}") from error
         found: JsonObject = json.loads(out.read_text(encoding="utf-8"))
     return found["collectives"], found["messages"], found["left_out"]
 

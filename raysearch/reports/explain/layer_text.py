@@ -80,7 +80,7 @@ def _edge_lines(node: Node) -> list[Text]:
 
 def _edge(edge: Edge) -> list[Text]:
     mark = "│" if edge.main else "├"
-    lines = [Text(f"  {mark} {edge.held.named}", style="" if edge.main else "dim")]
+    lines = [Text(f"  {mark} {edge.produced.named}", style="" if edge.main else "dim")]
     for collective in edge.collectives:
         lines.append(_collective(collective))
         lines.append(Text(f"  {mark} {edge.arrives.named}", style="" if edge.main else "dim"))

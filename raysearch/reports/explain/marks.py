@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree.ElementTree import Element, SubElement
 
 from raysearch.base.rich_tables import bytes_text
-from raysearch.reports.explain.picture import Held
+from raysearch.reports.explain.picture import ShownTensor
 from sim.prices.collectives import Collective
 from sim.sharding.placement import parse_placement
 
@@ -23,18 +23,18 @@ LETTER = 0.58
 """Width of a letter over its size, half of them bold. [assumed] of DejaVu Sans, the widest of the fonts asked for"""
 
 
-def tensor(column: Element, held: Held, x: float, y: float, note: str = "") -> None:
+def tensor(column: Element, shown: ShownTensor, x: float, y: float, note: str = "") -> None:
     """A tensor on the line that runs down at x: its glyph, its name with its axes, its placement."""
     rect(column, x - GLYPH / 2 - 3, y + 2, GLYPH + 6, GLYPH + 8, PAPER)
-    glyph(column, held, x - GLYPH / 2, y + 6)
-    text(column, x + GLYPH / 2 + 10, y + 21, held.named, 12)
-    extent = 6.7 * len(held.named)
-    text(column, x + GLYPH / 2 + 18 + extent, y + 21, f"{held.placement}  {note}".strip(), 11, fill=FAINT)
+    glyph(column, shown, x - GLYPH / 2, y + 6)
+    text(column, x + GLYPH / 2 + 10, y + 21, shown.named, 12)
+    extent = 6.7 * len(shown.named)
+    text(column, x + GLYPH / 2 + 18 + extent, y + 21, f"{shown.placement}  {note}".strip(), 11, fill=FAINT)
 
 
-def glyph(column: Element, held: Held, x: float, y: float) -> None:
+def glyph(column: Element, shown: ShownTensor, x: float, y: float) -> None:
     """A square for a tensor: what one of four ranks holds is filled; parts lie stacked."""
-    placement = parse_placement(held.placement)
+    placement = parse_placement(shown.placement)
     if placement.holds == "part":
         for back in (6, 3, 0):
             sheet = rect(column, x + back - 2, y - back + 2, GLYPH - 4, GLYPH - 4, "#fae3ae")
@@ -45,7 +45,7 @@ def glyph(column: Element, held: Held, x: float, y: float) -> None:
         rect(column, x, y, GLYPH, GLYPH, FILL).set("stroke", INK)
         return
     rect(column, x, y, GLYPH, GLYPH, PAPER).set("stroke", INK)
-    by_columns = placement.dims[0] == held.dims - 1
+    by_columns = placement.dims[0] == shown.dims - 1
     quarter = GLYPH / 4
     filled = (quarter, GLYPH) if by_columns else (GLYPH, quarter)
     rect(column, x, y, *filled, FILL).set("stroke", INK)

@@ -84,7 +84,7 @@ def _draw_route(
     arrow_only: bool = False,
 ) -> None:
     if not arrow_only:
-        table.add_row(_held(matmul, tensor, route.source), "", "")
+        table.add_row(_laid(matmul, tensor, route.source), "", "")
     for step in route.steps:
         words = "slice along" if step.collective is None else step.collective.replace("_", "-") + " over"
         line = Text.assemble(
@@ -93,7 +93,7 @@ def _draw_route(
         moved = next(moves)
         sent = bytes_text(step.bytes_per_device) if step.collective else ""
         table.add_row(line, sent, _time_text(moved) if step.collective else "")
-        table.add_row(f"  ▼ {_held(matmul, tensor, step.layout)}", "", "")
+        table.add_row(f"  ▼ {_laid(matmul, tensor, step.layout)}", "", "")
     if not arrow_only:
         table.add_row("", "", "")
 
@@ -102,7 +102,7 @@ def _axes(matmul: ShardedMatmul, step: RouteStep) -> list[str]:
     return list(matmul.mesh)[step.axis : step.axis + step.span]
 
 
-def _held(matmul: ShardedMatmul, tensor: ShardedTensor, layout: Layout) -> str:
+def _laid(matmul: ShardedMatmul, tensor: ShardedTensor, layout: Layout) -> str:
     shape = local_shape(matmul.shape(tensor), layout, matmul.degrees)
     return f"{_named(matmul, tensor, layout)}   {' x '.join(f'{size:,}' for size in shape)} per device"
 

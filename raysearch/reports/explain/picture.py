@@ -18,7 +18,7 @@ from sim.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ShownTensor:
     """A tensor as it lies on the axes that its op shares it over: tp, or those of attention's or the experts' group.
 
     Attributes:
@@ -39,15 +39,15 @@ class Edge:
     """A tensor on its way to one op.
 
     Attributes:
-        held: As its producer left it.
+        produced: As its producer left it.
         arrives: As the op reads it.
         collectives: Between the two.
         main: Whether the op just above left it; others pass by some ops.
         producer: Index of the op that left it, -1 where it comes from the layer above.
     """
 
-    held: Held
-    arrives: Held
+    produced: ShownTensor
+    arrives: ShownTensor
     collectives: tuple[Collective, ...]
     main: bool
     producer: int
@@ -68,9 +68,9 @@ class Node:
     choice: int
     label: str
     edges: tuple[Edge, ...]
-    weight: Held | None
+    weight: ShownTensor | None
     inside: tuple[Collective, ...]
-    output: Held
+    output: ShownTensor
     bound: str
     kernel_time_s: float
     time_s: float
@@ -114,7 +114,7 @@ def _picture(title: str, workload: Workload, evaluation: Evaluation, index: int)
     layer, ops = layer_of(group), evaluation.group_ops(group.name)
     axes = _Axes(evaluation.strategy, one_mesh=model.is_moe and not group.is_moe)
     left = {
-        op.output: held_tensor(
+        op.output: shown_tensor(
             op.output, layer.tensor(op.output).letters, breakdown.placement_out, axes.left(op, breakdown)
         )
         for op, breakdown in zip(layer.ops, ops, strict=True)
@@ -170,7 +170,7 @@ class _Axes:
         return ("tp",) if op.output == "qkv" and breakdown.placement_out == "S(1)" else self.group(op)
 
 
-def _node(layer: Layer, op: FusedOp, breakdown: OpBreakdown, left: dict[str, Held], axes: _Axes) -> Node:
+def _node(layer: Layer, op: FusedOp, breakdown: OpBreakdown, left: dict[str, ShownTensor], axes: _Axes) -> Node:
     edges = [_edge(layer, op, name, breakdown, left[name], axes) for name in op.inputs]
     weight = rule(op, layer, breakdown.choice).weight
     at_rest = axes.group(op) if gathers_weight(breakdown.choice) else axes.left(op, breakdown)
@@ -179,7 +179,7 @@ def _node(layer: Layer, op: FusedOp, breakdown: OpBreakdown, left: dict[str, Hel
         choice=breakdown.choice,
         label=breakdown.label,
         edges=tuple(sorted(edges, key=lambda edge: not edge.main)),
-        weight=held_tensor("W", op.operation.operands[-1], str(weight), at_rest) if weight else None,
+        weight=shown_tensor("W", op.operation.operands[-1], str(weight), at_rest) if weight else None,
         inside=tuple(c for c in breakdown.collectives if not _moves_an_input(c, op)),
         output=left[op.output],
         bound=breakdown.bound,
@@ -188,13 +188,13 @@ def _node(layer: Layer, op: FusedOp, breakdown: OpBreakdown, left: dict[str, Hel
     )
 
 
-def _edge(layer: Layer, op: FusedOp, name: str, breakdown: OpBreakdown, left: Held, axes: _Axes) -> Edge:
+def _edge(layer: Layer, op: FusedOp, name: str, breakdown: OpBreakdown, left: ShownTensor, axes: _Axes) -> Edge:
     arriving = ("tp",) if name == "qkv" else axes.group(op)
     tensor, order = layer.tensor(name), list(layer.op_by_name)
     producer, consumer = order.index(tensor.producer), order.index(op.name)
     return Edge(
-        held=left,
-        arrives=held_tensor(name, tensor.letters, breakdown.placements_in[name], arriving),
+        produced=left,
+        arrives=shown_tensor(name, tensor.letters, breakdown.placements_in[name], arriving),
         collectives=tuple(c for c in breakdown.collectives if c.tensor == name and _moves_an_input(c, op)),
         main=producer == (consumer - 1) % len(order),
         producer=producer if producer < consumer else -1,
@@ -205,14 +205,14 @@ def _moves_an_input(collective: Collective, op: FusedOp) -> bool:
     return collective.tensor in op.inputs
 
 
-def held_tensor(name: str, letters: str, placement: str, axes: tuple[str, ...] = ("tp",)) -> Held:
+def shown_tensor(name: str, letters: str, placement: str, axes: tuple[str, ...] = ("tp",)) -> ShownTensor:
     """A tensor under a placement over some axes, the same on each.
 
-    >>> held_tensor("qkv", "tq", "S(1)").named, held_tensor("attn_out", "ta", "S(1)", ("tp", "cp")).named
+    >>> shown_tensor("qkv", "tq", "S(1)").named, shown_tensor("attn_out", "ta", "S(1)", ("tp", "cp")).named
     ('qkv[t, q_tp]', 'attn_out[t, a_{tp,cp}]')
     """
     parsed = parse_placement(placement)
     layout = (parsed,) * len(axes)
     if isinstance(parsed, GridShard):
         layout, axes = parsed.layout, (f"{axes[0]}1", f"{axes[0]}2")
-    return Held(name, format_named(name, letters, layout, axes), placement, len(letters))
+    return ShownTensor(name, format_named(name, letters, layout, axes), placement, len(letters))

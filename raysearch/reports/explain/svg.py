@@ -23,7 +23,7 @@ from raysearch.reports.explain.marks import (
     tensor,
     text,
 )
-from raysearch.reports.explain.picture import Edge, Held, Node, Picture, group_text
+from raysearch.reports.explain.picture import Edge, Node, Picture, ShownTensor, group_text
 from sim.prices.collectives import Collective
 
 WIDTH, GAP, MARGIN, TOP = 610, 30, 24, 180
@@ -162,7 +162,7 @@ def _edges(column: Element, node: Node, row: SvgRow, note: str) -> None:
     line(column, SPINE, y, SPINE, box - 1, pointed=True)
     for edge in node.edges:
         if edge.main:
-            tensor(column, edge.held, SPINE, y + 8, note)
+            tensor(column, edge.produced, SPINE, y + 8, note)
             y += 8 + TENSOR
             for collective in edge.collectives:
                 pill(column, BOX_LEFT + 4, y, BOX_WIDTH - 8, collective)
@@ -180,12 +180,12 @@ def _lanes(column: Element, picture: Picture, tops: Sequence[SvgRow]) -> None:
         for place, edge in enumerate(aside):
             # It leaves the spine where its tensor stands, above the op that follows its producer.
             start = tops[edge.producer + 1][0] + 8 + TENSOR // 2
-            end, x = box + 14 + 20 * place, lane_of.get(edge.held.name, 14)
+            end, x = box + 14 + 20 * place, lane_of.get(edge.produced.name, 14)
             path = f"M {SPINE - GLYPH // 2 - 2} {start} H {x + 8} Q {x} {start} {x} {start + 8} V {end - 8} "
             path += f"Q {x} {end} {x + 8} {end} H {BOX_LEFT - 6}"
             SubElement(column, "path", d=path, fill="none", stroke=FAINT).set("stroke-width", "1.4")
             arrow(column, BOX_LEFT - 1, end, sideways=True)
-            label = text(column, 0, 0, edge.held.named, 10, fill=FAINT)
+            label = text(column, 0, 0, edge.produced.named, 10, fill=FAINT)
             label.set("transform", f"translate({x + 12},{start + 14}) rotate(90)")
             for collective in edge.collectives:
                 pill_top -= 32
@@ -229,7 +229,7 @@ def _legend(root: Element, left: float, y: float, *, bands: bool) -> None:
     )
     x = left
     for placement, meaning in marks:
-        glyph(root, Held("", "", placement, 2), x, y - 15)
+        glyph(root, ShownTensor("", "", placement, 2), x, y - 15)
         text(root, x + GLYPH + 8, y, meaning, 11)
         x += GLYPH + 26 + 6.2 * len(meaning)
     colours = [(KERNEL, "kernel"), *((colour, kind.replace("_", "-")) for kind, colour in COLOURS.items())]

@@ -72,9 +72,9 @@ class CandidateStrategies:
         found = np.zeros((len(grid), len(self._sizes)), np.int64)
         found[:, self._degrees] = grid
         tp, ep, pp, cp, dp = self._mesh(found)
-        held = workload.model.experts + workload.redundant_experts
+        copies = workload.model.experts + workload.redundant_experts
         keep = (tp * cp * dp * pp <= workload.max_gpus) & (np.ceil(tp * cp * dp / ep) * ep * pp <= workload.max_gpus)
-        keep &= (pp <= workload.model.layers) & (ep <= held) & ((tp * cp * dp) % ep == 0)
+        keep &= (pp <= workload.model.layers) & (ep <= copies) & ((tp * cp * dp) % ep == 0)
         found = found[keep]
         if not space.degrees_only and len(self._degrees) > 3:
             tp, ep, _, cp, dp = self._mesh(found)

@@ -89,7 +89,7 @@ class Features(NamedTuple):
 class _Mixer(NamedTuple):
     """What a layer's token mixer keeps and reads of a sequence, bytes, and computes for one more token, FLOPs."""
 
-    held_bytes: float
+    stored_bytes: float
     read_bytes: float
     flops: float
 
@@ -102,18 +102,18 @@ def _mixer(attention: Attention, context: float, kv_each: float) -> _Mixer:
     if isinstance(attention, CompressedAttention):
         far = context / attention.ratio if attention.ratio else 0.0
         near = min(context, attention.window)
-        held, read = near + far, near + (min(far, indexer.topk) if indexer else far)
+        stored, read = near + far, near + (min(far, indexer.topk) if indexer else far)
         width, each = attention.head_dim, 2 * attention.head_dim
     elif isinstance(attention, LatentAttention):
-        held, read = context, min(context, indexer.topk) if indexer else context
+        stored, read = context, min(context, indexer.topk) if indexer else context
         width, each = attention.cached_width, attention.cached_width + attention.kv_rank
     else:
-        held = min(context, attention.window + attention.sinks) if attention.window else context
-        read = min(held, indexer.topk) if indexer else held
+        stored = min(context, attention.window + attention.sinks) if attention.window else context
+        read = min(stored, indexer.topk) if indexer else stored
         width, each = attention.kv_heads * attention.token_width, attention.token_width
-    keys = indexer.head_dim * held if indexer else 0.0
+    keys = indexer.head_dim * stored if indexer else 0.0
     flops = 2.0 * attention.heads * each * read + 2.0 * keys * (indexer.heads if indexer else 0)
-    return _Mixer(width * kv_each * held + keys, width * kv_each * read + keys, flops)
+    return _Mixer(width * kv_each * stored + keys, width * kv_each * read + keys, flops)
 
 
 @final
@@ -138,14 +138,14 @@ class WorkloadFeatures:
             else 0.0
         )
         self._counted = workload.tokens_per_step if phase.decodes else float(workload.prompt_tokens)
-        self._attention = self._experts = self._dense = self._each_expert = self._held = self._read = 0.0
+        self._attention = self._experts = self._dense = self._each_expert = self._stored = self._read = 0.0
         self._mixer_flops = self._prompt_flops = 0.0  # for one token more, and for a prompt's tokens on average
         self._expert_layers, windowed, linear, sparse = 0, 0, 0, 0
         for group in model.groups:
             if attention := group.attention:
                 self._attention += group.count * attention.parameters(model.hidden)
                 mixer = _mixer(attention, context, kv_each)
-                self._held += group.count * mixer.held_bytes
+                self._stored += group.count * mixer.stored_bytes
                 self._read += group.count * mixer.read_bytes
                 self._mixer_flops += group.count * mixer.flops
                 self._prompt_flops += group.count * _mixer(attention, workload.prompt_tokens / 2, kv_each).flops
@@ -179,7 +179,7 @@ class WorkloadFeatures:
                 *_logs(model.layers, model.hidden, network_width, model.heads, self._kv_heads, first.output_width),
                 *_logs(model.vocab, model.experts, self._topk, self._expert_layers + 1, context),
                 *_logs(workload.prompt_tokens + 1, workload.output_tokens + 1, workload.max_gpus),
-                *_logs(1 + self._attention, 1 + self._experts, 1 + self._dense, 1 + self._held, 1 + self._read),
+                *_logs(1 + self._attention, 1 + self._experts, 1 + self._dense, 1 + self._stored, 1 + self._read),
                 *_logs(hardware.hbm_bytes, self._bandwidth, self._peak, *self._links, hardware.node_gpus),
                 *_logs(self._mixer_peak, 1 + self._mixer_flops, 1 + self._prompt_flops),
                 float(precisions.weights == "fp8_block"), float(precisions.weights == "int4"),
@@ -268,11 +268,11 @@ class WorkloadFeatures:
         prompt_s = of_prompt_s * workload.prompt_tokens / group if self._prompt_rate else 0.0
         weights = attention_w * split[projections, _AT_REST] + dense_w * split[networks, _AT_REST]
         weights = (weights + expert_w * local * split[networks, _AT_REST]) / pp
-        held = self._held * sequences * cache
+        stored = self._stored * sequences * cache
         vocabulary = 2 * act_each * model.vocab * model.hidden / tp
         buffers = 12 * tokens * model.hidden * act_each
-        total = weights + held + vocabulary + buffers + workload.hardware.overhead_bytes
-        needed, allowed = room(workload, total, held)
+        total = weights + stored + vocabulary + buffers + workload.hardware.overhead_bytes
+        needed, allowed = room(workload, total, stored)
         places = np.log2(np.stack(columns, axis=1))
         per_rank = np.log2(np.maximum(tokens, 1e-3))
         stages = np.ceil(model.layers / pp) * pp / model.layers
@@ -284,7 +284,7 @@ class WorkloadFeatures:
             heads_do_not_divide, (self._heads % tp) != 0, tp > self._kv_heads, dp < ep, group > moe_tp, group < moe_tp,
             (group * dp) % ep != 0, ep > model.experts, tokens < group, rows < moe_tp,
             np.log(step_s), np.log(needed / allowed),
-            *np.log(np.stack([weights, held, vocabulary + buffers]) / allowed + 1e-4),
+            *np.log(np.stack([weights, stored, vocabulary + buffers]) / allowed + 1e-4),
             np.broadcast_to(idle, step_s.shape),
         ]  # fmt: skip
         shares = np.log(np.maximum(terms / step_s[:, None], math.exp(LEAST_LOG_SHARE)))

@@ -56,7 +56,7 @@ def test_every_command_has_the_figure_of_the_others(raysearch, name: str, tmp_pa
     assert raysearch("verify", proof).returncode == 0
 
 
-def test_the_pools_that_are_recommended_are_priced_as_the_engine_is_told(raysearch) -> None:
+def test_the_pools_that_are_recommended_are_priced_as_the_engine_is_configured(raysearch) -> None:
     question = [*ASKED[:-1], "6", "--ttft-ms", "4000", "--set", "all_reduce=ring"]
     pools = json.loads(raysearch("recommend", *question, "--json").stdout)["disaggregated"]
     tensor_parallel = False

@@ -98,7 +98,7 @@ def test_a_command_may_take_the_settings_of_others() -> None:
         ("evaluate --max-gpus 8", "--max-gpus is now --gpus"),
     ],
 )
-def test_an_option_of_an_earlier_version_is_told_by_its_new_form(
+def test_an_option_of_an_earlier_version_is_reported_with_its_new_form(
     words: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["raysearch", *words.split()])

@@ -90,7 +90,7 @@ def test_a_tight_table_has_a_limit_hardly_above_the_shortest_time_and_its_answer
     assert 0 < (table.raw > 0).mean() < 0.7
 
 
-def test_a_search_of_a_table_gains_what_it_was_said_to_and_calls_nothing_twice(searches: Searches) -> None:
+def test_a_search_of_a_table_gains_what_it_was_stated_to_and_calls_nothing_twice(searches: Searches) -> None:
     search = searches.begin(0, np.random.default_rng(0), noise=0.0)
     seen: list[int] = []
     for _ in range(6):

@@ -73,7 +73,7 @@ def test_a_claim_from_the_future_is_nobody_s_unless_it_is_seen_to_beat(tmp_path:
         pass
 
 
-def test_a_claim_is_touched_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_is_touched_while_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
     with claimed(tmp_path):
         path = tmp_path / CLAIM_FILE

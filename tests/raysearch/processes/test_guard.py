@@ -29,7 +29,7 @@ def test_it_has_its_programs_exit_code_and_leaves_nothing(tmp_path: Path, script
     assert gone(tmp_path / "pids")
 
 
-def test_it_ends_all_when_told_to(tmp_path: Path) -> None:
+def test_it_ends_all_when_asked_to(tmp_path: Path) -> None:
     guard = started(tmp_path / "pids", f"echo $$ >> {tmp_path}/pids; touch {tmp_path}/ready; wait")
     wait_until_exists(tmp_path / "ready")
     end_guarded(guard)

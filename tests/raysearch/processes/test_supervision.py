@@ -70,7 +70,7 @@ def test_a_command_that_hears_nothing_is_ended_with_all_it_has_started_and_one_m
 
 
 @pytest.mark.slow
-def test_a_command_that_was_told_to_stop_when_it_had_done_all_has_succeeded() -> None:
+def test_a_command_that_was_reported_to_stop_when_it_had_done_all_has_succeeded() -> None:
     watcher = "int(Path(f'/proc/{os.getppid()}/stat').read_text().rpartition(')')[2].split()[1])"  # the keeper's parent
     process = start_child(DEAF, TOLD, SAY, f"os.kill({watcher}, signal.SIGTERM)", "return 0")
     assert process.communicate(timeout=LONGEST_S) == ("ready study\n", "")
@@ -153,7 +153,7 @@ AGAIN = "if '--resume' in sys.argv: return 0"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["keeper", "command"])
-def test_a_command_that_is_stopped_is_told_of_and_begun_anew(victim: str) -> None:
+def test_a_command_that_is_stopped_is_reported_of_and_begun_anew(victim: str) -> None:
     process = start_child(TOLD, SAY, AGAIN, ORPHAN, "time.sleep(600)")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready study\n"

@@ -65,13 +65,13 @@ def test_of_a_single_seed_there_is_no_interval() -> None:
 
 def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     truth, source = np.array([0.5, 0.7, 0.8]), rng()
-    held = 0
+    kept = 0
     for _ in range(200):
         runs = [source.normal(centre, 0.1, size=12) for centre in truth]
         figure = estimate(runs, mean, rng=source, resamples=500)
-        held += bool(figure.low <= truth.mean() <= figure.high)
+        kept += bool(figure.low <= truth.mean() <= figure.high)
     # 190 expected; twelve seeds make a percentile interval a little narrow, and chance adds 3 or so either way.
-    assert 176 <= held <= 198
+    assert 176 <= kept <= 198
 
 
 def test_the_interval_narrows_with_the_root_of_the_seeds() -> None:

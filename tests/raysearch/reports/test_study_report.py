@@ -95,7 +95,7 @@ def search(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def test_an_unfinished_run_is_told_by_its_rows(tiny_workload: Path, tmp_path: Path, search: Path) -> None:
+def test_an_unfinished_run_is_read_from_its_rows(tiny_workload: Path, tmp_path: Path, search: Path) -> None:
     going = SearchRun(RunSpec(str(tiny_workload), "megatron", 0, 100), tmp_path, optimum=700.0)
     going.advance(100)  # but never finished
     going.close()

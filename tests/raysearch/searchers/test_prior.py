@@ -122,7 +122,7 @@ def test_a_token_attends_to_the_context_with_so_many_flops(model: str, flops: fl
     assert features._mixer_flops == flops
 
 
-def test_all_reduces_by_nccl_are_told_apart() -> None:
+def test_all_reduces_by_nccl_are_distinguished() -> None:
     by_nccl = load_workload("qwen3_235b_a22b_40k_nccl")
     curves = by_nccl.hardware.curves
     assert curves is not None

@@ -188,7 +188,7 @@ def test_a_class_is_named_by_its_module_or_by_the_entry_point_of_a_package(mine:
         searcher_class("our")
 
 
-def test_a_package_s_searcher_of_a_shipped_name_is_not_used_which_is_said_once(
+def test_a_package_s_searcher_of_a_shipped_name_is_not_used_which_is_stated_once(
     mine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert {searcher_class("random_walk").name for _ in range(2)} == {"random_walk"}

@@ -118,7 +118,7 @@ def differences(first: np.ndarray, second: np.ndarray) -> int:
 # --- random walk ----------------------------------------------------------------------------------
 
 
-def test_the_random_walk_changes_one_coordinate_per_call_whatever_it_is_told() -> None:
+def test_the_random_walk_changes_one_coordinate_per_call_whatever_it_is_answered() -> None:
     searcher = make_searcher("random_walk", SPACE, seed=0, budget=100)
     previous = ask(searcher)
     for raw in [5.0, 0.0, 1.0, 0.0] * 20:
@@ -430,7 +430,7 @@ def test_any_batch_is_searched(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*PEERS[2:]])
-def test_what_was_not_asked_for_can_be_told_of_any_batch(name: str) -> None:
+def test_what_was_not_asked_for_can_be_stated_of_any_batch(name: str) -> None:
     searcher = make_searcher(name, LONG, seed=0, budget=40)
     rng = np.random.default_rng(0)
     for action in (np.zeros(16, np.int64), LONG.nvec - 1, LONG.sample(rng)):

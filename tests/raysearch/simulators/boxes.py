@@ -145,16 +145,16 @@ def dies_once(workload: Workload, strategy: Strategy) -> Measurement:
     return hilly(workload, strategy)
 
 
-def held(workload: Workload, strategy: Strategy) -> Measurement:
+def kept(workload: Workload, strategy: Strategy) -> Measurement:
     """Keeps the first process that meets one batch in mid-call, until somebody kills it."""
     if strategy.batch == BAD_BATCH:
         with contextlib.suppress(FileExistsError):
-            held_process(Path(os.environ[LOG])).symlink_to(str(os.getpid()))  # at once, and once
+            blocked_process(Path(os.environ[LOG])).symlink_to(str(os.getpid()))  # at once, and once
             time.sleep(1e6)
     return hilly(workload, strategy)
 
 
-def held_process(log: Path) -> Path:
+def blocked_process(log: Path) -> Path:
     """A link to nowhere: the id of the process that `held` keeps."""
     return log.parent / "held"
 

@@ -22,7 +22,7 @@ WORKLOAD = load_workload("gpt_moe_1_2t_16k")
 STRATEGY = Strategy(8, 2, 4, 64, (0,) * 12)
 
 
-def test_a_measurement_is_held_against_the_limits_of_the_workload() -> None:
+def test_a_measurement_is_kept_against_the_limits_of_the_workload() -> None:
     hbm_bytes = WORKLOAD.hardware.hbm_bytes
     allowed = Measurement(500.0, tpot_s=0.05, gpus=WORKLOAD.max_gpus, memory_bytes=hbm_bytes)
     assert as_evaluation(WORKLOAD, STRATEGY, allowed).feasible
@@ -132,7 +132,7 @@ def test_a_simulator_of_degrees_only_is_searched_over_degrees_only() -> None:
         space.encode(STRATEGY)
 
 
-def test_answers_are_told_apart_by_the_source_of_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_differ_by_the_source_of_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = "def measure(workload, strategy): return {}\n"
     (tmp_path / "mine_a.py").write_text(source.format(1), encoding="utf-8")
@@ -155,7 +155,7 @@ def test_an_answer_is_checked_whole(figures: dict[str, Any]) -> None:
         as_evaluation(workload, strategy, Measurement(**figures))
 
 
-def test_answers_are_told_apart_by_the_versions_of_the_packages_that_they_come_from(
+def test_answers_are_distinguished_by_the_versions_of_the_packages_that_they_come_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -20,7 +20,7 @@ from raysearch.studies.results import read_study_runs
 from raysearch.studies.study_display import Displays, StudyBars, StudyDisplay
 from raysearch.studies.study_file import Study, StudyFile, check_study, run_dir
 from tests.processes import LONGEST_S, descendants, wait_until
-from tests.raysearch.simulators.boxes import BAD_BATCH, held_process
+from tests.raysearch.simulators.boxes import BAD_BATCH, blocked_process
 
 BOXES = "tests.raysearch.simulators.boxes:"
 pytestmark = pytest.mark.slow
@@ -70,7 +70,7 @@ def test_a_study_of_a_black_box_makes_the_calls_that_its_runs_make_alone(tmp_pat
 def test_a_process_killed_in_mid_call_changes_nothing(tmp_path: Path, log: Path, victim: str, seed: int) -> None:
     # Seeds that come to the batch, and each its own: answers are kept, and what was asked about is not asked again.
     planned = study("held", workers=2, searchers=["random"], seeds=[seed], timeout_s=LONGEST_S)
-    held_process(log).unlink(missing_ok=True)
+    blocked_process(log).unlink(missing_ok=True)
     over = threading.Event()
     killer = threading.Thread(target=kill, args=(victim, log, over), daemon=True)
     killer.start()
@@ -87,9 +87,9 @@ def kill(victim: str, log: Path, over: threading.Event) -> None:
 
     However long the study takes to come to it, it comes before the study is over.
     """
-    while not held_process(log).is_symlink():
+    while not blocked_process(log).is_symlink():
         assert not over.wait(0.02)
-    worker = int(os.readlink(held_process(log)))
+    worker = int(os.readlink(blocked_process(log)))
     titles = descendants(os.getpid())
     assert "ray::SimulatorWorker.evaluate" in titles[worker]
     (waiting,) = [pid for pid, title in titles.items() if "ray::gpt_moe_1_2t_16k-random" in title]

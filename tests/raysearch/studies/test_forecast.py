@@ -26,7 +26,7 @@ def test_a_searcher_not_seen_yet_is_taken_for_usual() -> None:
     assert remaining_s(works, parallel=1) == pytest.approx(2.0)
 
 
-def test_nothing_is_foretold_without_a_pace() -> None:
+def test_nothing_is_predicted_without_a_pace() -> None:
     assert remaining_s([RunProgress("a", 0, 10, None), RunProgress("a", 0, 10, 3.0)], parallel=2) is None
     assert remaining_s([RunProgress("a", 5, 0, None)], parallel=2) == 0.0
     assert remaining_s([RunProgress("a", 5, 0, 1.0)], parallel=2) == 0.0

@@ -52,7 +52,7 @@ def test_a_terminal_shows_the_whole_the_best_of_each_workload_and_the_runs_under
     assert "w-annealing-s0: best" not in shown
 
 
-def test_several_displays_are_told_the_same() -> None:
+def test_several_displays_are_sent_the_same() -> None:
     reports: list[tuple[str, ...]] = []
 
     class Listener:

@@ -106,7 +106,7 @@ def test_a_line_that_is_no_event_is_passed_over(out: Path, line: bytes) -> None:
     assert states(read_status(out)) == states(before)
 
 
-def test_damage_is_told_and_a_folder_without_results_refused(out: Path, tmp_path: Path) -> None:
+def test_damage_is_reported_and_a_folder_without_results_refused(out: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no results in"):
         read_status(tmp_path)
     (out / "runs/tiny-random-s0/rows.jsonl").write_text("garbage\n")

@@ -210,12 +210,12 @@ def test_an_unknown_name_is_met_with_the_closest_known_one(load: object, name: s
     assert message_of(load, name).startswith(expected)
 
 
-def test_an_unknown_hardware_beside_a_good_workload_is_told() -> None:
+def test_an_unknown_hardware_beside_a_good_workload_is_reported() -> None:
     assert "did you mean 'h100_sxm'?" in message_of(load_workload, "gpt_moe_1_2t_16k", "h100")
 
 
 @pytest.mark.parametrize(("key", "wrong"), [("model", "mixtral_8x2b"), ("hardware", "h100_sxn")])
-def test_a_workload_that_names_an_unknown_part_is_told(tmp_path: Path, key: str, wrong: str) -> None:
+def test_a_workload_that_names_an_unknown_part_is_reported(tmp_path: Path, key: str, wrong: str) -> None:
     shipped = {"model": "mixtral_8x22b", "hardware": "h100_sxm"}[key]
     path = written(tmp_path / "w.toml", WORKLOAD, f'{key} = "{shipped}"', f'{key} = "{wrong}"')
     assert f"unknown {key} {wrong!r}: did you mean {shipped!r}?" in message_of(load_workload, path)
@@ -318,7 +318,7 @@ def test_a_mistake_in_a_workload_file_names_file_and_key(tmp_path: Path, old: st
     assert str(path) in message
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     assert f"{binary}: it is not valid TOML" in message_of(load_hardware, binary)

@@ -451,7 +451,7 @@ def modelled(content: Config, name: str = "imported") -> Model:
     return ModelFile.model_validate(import_model(content, name).content).to_si()
 
 
-def test_what_a_file_leaves_to_transformers_is_said() -> None:
+def test_what_a_file_leaves_to_transformers_is_stated() -> None:
     (content,) = [row[1] for row in PUBLISHED if row[0] == "gemma3_4b"]
     imported = import_model(content, "gemma3_4b")
     assert any("num_attention_heads 8, num_key_value_heads 4" in note for note in imported.notes)
@@ -496,7 +496,7 @@ def test_multi_token_prediction_layers_are_counted_beside_the_model() -> None:
 # --- traps ----------------------------------------------------------------------------------------------
 
 
-def test_latent_attention_caches_one_latent_whatever_its_kv_heads_are_said_to_be() -> None:
+def test_latent_attention_caches_one_latent_whatever_its_kv_heads_are_stated_to_be() -> None:
     groups = modelled(DEEPSEEK_V3).groups
     assert [(group.count, group.is_moe) for group in groups] == [(3, False), (58, True)]
     assert {group.attention.cached_width for group in groups} == {576}
@@ -665,7 +665,7 @@ def test_attention_is_spared_where_most_layers_spare_it_and_something_else_has_a
     assert imported(every, experts).formats[:2] == ("bf16", "fp8")
 
 
-def test_what_is_charged_in_the_place_of_an_unknown_format_is_said() -> None:
+def test_what_is_charged_in_the_place_of_an_unknown_format_is_stated() -> None:
     found = import_model(TINY | {"quantization_config": {"quant_method": "bitsandbytes"}}, "odd")
     assert found.formats.weights is None
     assert any("quantisation bitsandbytes: charged as fp8" in note for note in found.notes)
@@ -705,7 +705,7 @@ def test_a_new_name_of_a_known_architecture_is_read_as_the_family_that_is_named(
         question_about("qwen3_32b", isl=128, osl=64, family="llama").load()
 
 
-def test_a_folder_without_a_configuration_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_configuration_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"no config\.json in the folder"):
         load_model(tmp_path)
 

@@ -268,7 +268,7 @@ def test_a_registered_engine_is_a_space_and_charges_its_memory(mine: EngineRules
         register_engine(mine)
 
 
-def test_unknown_engines_and_spaces_are_told_with_a_suggestion() -> None:
+def test_unknown_engines_and_spaces_are_reported_with_a_suggestion() -> None:
     with pytest.raises(UnknownEngine, match="did you mean 'sglang'"):
         engine_rules("sgalng")
     with pytest.raises(CatalogError, match="did you mean 'vllm'"):
@@ -305,12 +305,12 @@ def test_a_version_has_rules_and_times_of_its_own_and_the_first_is_the_default(t
         ("none", "0.12.0", "the bare machine has none"),
     ],
 )
-def test_an_unknown_version_is_told_with_those_that_are_known(engine: str, version: str, message: str) -> None:
+def test_an_unknown_version_is_reported_with_those_that_are_known(engine: str, version: str, message: str) -> None:
     with pytest.raises(CatalogError, match=message):
         served("qwen3_32b", engine, engine_version=version)
 
 
-def test_an_engine_searches_what_it_runs_unless_told_otherwise() -> None:
+def test_an_engine_searches_what_it_runs_unless_asked_otherwise() -> None:
     assert served("mixtral_8x7b", "trtllm").space == "trtllm"
     old = question_about("mixtral_8x7b", isl=100, osl=10, engine="vllm<0.14").load()
     assert old.space == "vllm"

@@ -55,7 +55,7 @@ def test_by_default_it_costs_what_the_letter_that_it_shards_costs(toy_moe: Workl
         assert op_cost(rank, op, number) == op_cost(rank, op, plain)
 
 
-def test_a_strategy_may_have_it_and_is_told_of_it(toy_moe: Workload) -> None:
+def test_a_strategy_may_have_it_and_is_reported_of_it(toy_moe: Workload) -> None:
     number = declare_choice(NORM, MOE_LAYER, "striped", "SS(0,2) -> SS(0,2)")
     dims = [2] * 12
     dims[5] = number
@@ -100,7 +100,7 @@ def test_parts_are_not_summed_late_where_others_read_them() -> None:
         declare_choice(NORM, MOE_LAYER, "late", "R -> R", sums_late=lambda ranks: [x for (x,) in ranks])
 
 
-def test_names_are_not_given_twice_and_unknown_ones_are_told() -> None:
+def test_names_are_not_given_twice_and_unknown_ones_are_reported() -> None:
     number = declare_choice(NORM, MOE_LAYER, "striped", "SS(0,2) -> SS(0,2)")
     with pytest.raises(ValueError, match="ffn_norm has a choice 'striped' already"):
         declare_choice(NORM, MOE_LAYER, "striped", "SS(0,3) -> SS(0,3)")

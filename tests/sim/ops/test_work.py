@@ -255,12 +255,12 @@ def test_every_gpu_holds_the_kv_heads_that_its_query_heads_read(moe: Workload, t
     model = uniform_model("grouped", 48, 16384, 30720, 48, 8, 128, 51200, 16, 2)  # six query heads share a KV head
     workload = dataclasses.replace(moe, model=model)
     rank = rank_of(workload, batching(workload, 1, 1).loads[0], tp=tp, ep=1)
-    held = op_work(rank, rank.layer.op("attention"), 1).kv_bytes
-    assert held == heads_on_one_gpu(48, 8, tp) * 16384 * 2 * 128
+    kept = op_work(rank, rank.layer.op("attention"), 1).kv_bytes
+    assert kept == heads_on_one_gpu(48, 8, tp) * 16384 * 2 * 128
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8, 16, 32, 64, 128])
 def test_kv_heads_are_replicated_once_tp_exceeds_them(moe: Workload, tp: int) -> None:
     rank = rank_of(moe, batching(moe, 1, 1).loads[0], tp=tp, ep=1)
-    held = op_work(rank, rank.layer.op("attention"), 1).kv_bytes
-    assert held == max(8 // tp, 1) * 16384 * 2 * 128  # K and V of 16384 tokens, heads of 128, one byte each
+    kept = op_work(rank, rank.layer.op("attention"), 1).kv_bytes
+    assert kept == max(8 // tp, 1) * 16384 * 2 * 128  # K and V of 16384 tokens, heads of 128, one byte each

@@ -212,7 +212,7 @@ def test_only_large_gathers_of_16_bit_activations_travel_in_fp8() -> None:
         assert found == usual
 
 
-def test_what_travels_in_fp8_is_said_and_weights_never_do() -> None:
+def test_what_travels_in_fp8_is_stated_and_weights_never_do() -> None:
     workload = under(dataclasses.replace(PROMPTS, weights="bf16"), fp8_gather=True)
     dims = megatron_sp_dims(workload.model)
     found = evaluate(workload, Strategy(8, 1, 1, 2, dims))
@@ -266,7 +266,7 @@ def test_what_is_gathered_in_one_call_is_what_two_calls_gather() -> None:
 
 
 @pytest.mark.parametrize(("engine", "lacks"), [("vllm", "one_shot"), ("sglang", "fastest"), ("trtllm", "vllm")])
-def test_an_engine_is_asked_for_all_reduces_that_it_can_be_told_to_use(engine: str, lacks: str) -> None:
+def test_an_engine_is_asked_for_all_reduces_that_it_can_be_set_to_use(engine: str, lacks: str) -> None:
     asked = dataclasses.replace(PROMPTS, engine=engine, space=None, hardware="h100_sxm")
     assert under(asked, all_reduce="ring").hardware.collectives.all_reduce == "ring"
     with pytest.raises(CatalogError, match=f"all_reduce: .* has no option for '{lacks}', but for {engine}, nccl, ring"):

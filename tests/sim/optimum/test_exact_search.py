@@ -95,9 +95,9 @@ def test_the_best_is_that_of_brute_force_under_any_limits(
 def test_what_a_search_worked_out_serves_those_with_other_limits(small: Space, evaluations: Evaluations) -> None:
     known: Known = {}
     tpot_s = sorted(evaluations.tpot_s[evaluations.feasible].tolist())
-    held = sorted(evaluations.memory_bytes[evaluations.feasible].tolist())
+    kept = sorted(evaluations.memory_bytes[evaluations.feasible].tolist())
     limits = [(tpot_s[-1], 1e12), (tpot_s[len(tpot_s) // 50], 1e12), (tpot_s[len(tpot_s) // 2], 1e12)]
-    for slo_s, hbm_bytes in (*limits, (tpot_s[-1], held[len(held) // 4]), (tpot_s[-1], held[len(held) // 2])):
+    for slo_s, hbm_bytes in (*limits, (tpot_s[-1], kept[len(kept) // 4]), (tpot_s[-1], kept[len(kept) // 2])):
         alone, sharing = (find_best(limited(small, slo_s, hbm_bytes), known=each) for each in (None, known))
         assert alone.evaluation is not None
         assert sharing.evaluation is not None

@@ -362,7 +362,7 @@ def test_no_megatron_strategy_beats_the_optimum(name: str, real_optima: dict[str
     assert all(1 - 1e-12 <= ratio < 2.5 for ratio in ratios.values())
 
 
-def test_progress_is_told_part_by_part(toy_dense: Workload) -> None:
+def test_progress_is_reported_part_by_part(toy_dense: Workload) -> None:
     reports: list[tuple[int, int]] = []
     workload = dataclasses.replace(toy_dense, degrees=DegreeTables((2, 4), (1,), (1, 2), (1, 2, 4)))
     found = find_optimum(workload, progress=lambda done, total: reports.append((done, total)))

@@ -48,8 +48,8 @@ def test_the_best_cycle_is_that_of_brute_force(both: BothPools, limits: Limits) 
     for left, right in itertools.product(both.prefills, both.waves):
         if left.gpus == right.gpus <= limits.gpus:
             for waves in range(1, 13):
-                rate, tpot_s, ttft_s, held = cycle(both, left, right, waves, host)
-                if tpot_s <= limits.tpot_s and ttft_s <= limits.ttft_s and held <= host.bytes * left.gpus:
+                rate, tpot_s, ttft_s, kept = cycle(both, left, right, waves, host)
+                if tpot_s <= limits.tpot_s and ttft_s <= limits.ttft_s and kept <= host.bytes * left.gpus:
                     best = max(best, rate * (limits.gpus // left.gpus))
     found = in_turns(both, limits, host)
     assert found is not None

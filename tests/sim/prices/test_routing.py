@@ -68,14 +68,14 @@ def test_the_heaviest_copies_go_to_the_emptiest_ranks() -> None:
     """Popularities 1 to 8 of eight experts, two copies and five ranks of two places, packed by hand."""
     drawn = [((1000**-0.1 - 1) * (at + 0.5) / 8 + 1) ** -10 for at in range(8)]
     *others, second, first = (min(each, sum(drawn) / 2) for each in drawn)
-    held = sorted(
+    kept = sorted(
         [*others, second, first / 3, first / 3, first / 3]
         if first / 2 > second
         else [*others, second / 2, second / 2, first / 2, first / 2],
         reverse=True,
     )
-    ranks = [held[at] + held[9 - at] for at in range(5)]  # ten of them: the heaviest five, then the lightest first
-    assert _packed_load(1000, 8, 2, 5, 2, 1.1) == pytest.approx(max(ranks) * 5 / sum(held), rel=1e-9)
+    ranks = [kept[at] + kept[9 - at] for at in range(5)]  # ten of them: the heaviest five, then the lightest first
+    assert _packed_load(1000, 8, 2, 5, 2, 1.1) == pytest.approx(max(ranks) * 5 / sum(kept), rel=1e-9)
 
 
 @pytest.mark.parametrize("copies", [0, 1, 8, 64])

@@ -229,9 +229,9 @@ def test_unequal_prompts_one_by_one_wait_as_in_an_m_g_1_queue(deployed: Deployed
 
 def test_requests_in_the_system_are_rate_times_latency(deployed: Deployed) -> None:
     done = as_they_come(_with(deployed, most=16), _poisson(10.0, 3000, Lengths(1000), Lengths(50)))
-    held = ((done.steps[:, 1] - done.steps[:, 0]) * (done.steps[:, 2] + done.steps[:, 3])).sum() / done.end_s
+    kept = ((done.steps[:, 1] - done.steps[:, 0]) * (done.steps[:, 2] + done.steps[:, 3])).sum() / done.end_s
     # Little's law; those that come amid a step are counted from the next one on.
-    assert held == pytest.approx(len(done.sent_s) / done.end_s * done.latency_s.mean(), rel=0.05)
+    assert kept == pytest.approx(len(done.sent_s) / done.end_s * done.latency_s.mean(), rel=0.05)
 
 
 def test_more_load_means_later_first_tokens(deployed: Deployed) -> None:

@@ -76,7 +76,7 @@ def test_chunks_bound_the_sequences_that_keep_running() -> None:
     assert chunked.pace.mixed_share == 2 * 64 / 256
 
 
-def test_requests_without_room_wait_and_those_that_run_are_told() -> None:
+def test_requests_without_room_wait_and_those_that_run_are_reported() -> None:
     workload = serving()
     full = evaluate(workload, strategy(workload, 1_000_000))
     assert not full.feasible

@@ -80,7 +80,7 @@ def test_mtp_is_one_more_layer_and_a_head_per_token(toy_dense: Workload) -> None
     assert own.stage.draft_s == pytest.approx(own.stage.layer_s + own.stage.embedding_s + head_s + joined_s, rel=1e-6)
 
 
-def test_more_layers_of_mtp_are_held_but_no_more_than_drafted_tokens(toy_dense: Workload) -> None:
+def test_more_layers_of_mtp_are_stored_but_no_more_than_drafted_tokens(toy_dense: Workload) -> None:
     def weights(layers: int, count: int) -> float:
         return run(speculating(with_mtp(toy_dense, layers), count, 0.5, "mtp"), 1).memory_bytes.weights
 

@@ -88,8 +88,8 @@ def test_the_named_collective_really_turns_the_source_into_the_target(
 ) -> None:
     rng = np.random.default_rng(seed)
     tensor = rng.standard_normal(shape)
-    held = place(tensor, source, degree, rng)
-    got = COLLECTIVES[collective_between(source, target)](held, source, target)
+    kept = place(tensor, source, degree, rng)
+    got = COLLECTIVES[collective_between(source, target)](kept, source, target)
     for piece, wanted in zip(got, place(tensor, target, degree, rng), strict=True):
         np.testing.assert_allclose(piece, wanted, atol=1e-10)
 

@@ -107,10 +107,10 @@ def test_a_detour_is_never_cheaper(
     ("source", "target"), list(itertools.product(["R", "S(0)", "S(1)", "P(sum)", "P(max)"], ["R", "S(0)", "S(1)"]))
 )
 def test_on_one_axis_the_route_is_the_one_collective_of_the_table(source: str, target: str, degree: int) -> None:
-    held, wanted = parse_placement(source), parse_placement(target)
-    route = cheapest_route((held,), (wanted,), (degree,), (16, 32), 2)
-    collective = collective_between(held, wanted)
-    assert [step.collective for step in route.steps] == ([] if held == wanted else [collective])
+    stored, wanted = parse_placement(source), parse_placement(target)
+    route = cheapest_route((stored,), (wanted,), (degree,), (16, 32), 2)
+    collective = collective_between(stored, wanted)
+    assert [step.collective for step in route.steps] == ([] if stored == wanted else [collective])
     whole_bytes = 16 * 32 * 2
     assert route.bytes_per_device == pytest.approx(sent_share(collective, degree) * whole_bytes if collective else 0)
 

@@ -91,8 +91,8 @@ def read_broken(operation: Operation, rule: Rule, mutation: Mutation, index: int
     """The rule with a mistake in what they make of one operand."""
 
     def run(ranks: Ranks) -> Sequence[Array]:
-        held = mutation([[operands[index]] for operands in ranks])
-        mixed = [[*own[:index], x, *own[index + 1 :]] for own, (x,) in zip(ranks, held, strict=True)]
+        kept = mutation([[operands[index]] for operands in ranks])
+        mixed = [[*own[:index], x, *own[index + 1 :]] for own, (x,) in zip(ranks, kept, strict=True)]
         return results(operation, rule, mixed)
 
     return replace(rule, run=run)

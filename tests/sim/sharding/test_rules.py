@@ -48,7 +48,7 @@ class Cyclic(Placement):
         return [np.take(tensor, range(rank, tensor.shape[self.dim], degree), self.dim) for rank in range(degree)]
 
     def assemble(self, pieces: Sequence[Array]) -> Array:
-        order = np.argsort(np.concatenate(self.held(sum(p.shape[self.dim] for p in pieces), len(pieces))))
+        order = np.argsort(np.concatenate(self.own(sum(p.shape[self.dim] for p in pieces), len(pieces))))
         return np.take(np.concatenate(pieces, self.dim), order, self.dim)
 
     @classmethod

@@ -155,15 +155,15 @@ State = tuple[str, ...]
 
 def moved(state: State, dims: str, sizes: dict[str, int], degrees: tuple[int, ...]) -> Iterator[tuple[State, float]]:
     """Every next state by one collective on neighbouring axes that are alike, and bytes sent per device in bf16."""
-    held = 2.0 * math.prod(sizes[dim] for dim in dims)
-    held /= math.prod(degree for at, degree in zip(state, degrees, strict=True) if at not in "RP")
+    stored = 2.0 * math.prod(sizes[dim] for dim in dims)
+    stored /= math.prod(degree for at, degree in zip(state, degrees, strict=True) if at not in "RP")
     for start, end in itertools.combinations(range(len(state) + 1), 2):
         kinds, ranks = set(state[start:end]), math.prod(degrees[start:end])
         if len(kinds) > 1:
             continue
         (kind,), share = kinds, (ranks - 1) / ranks
-        targets = {"R": 2 * held * share if kind == "P" else held * (ranks - 1)} if kind != "R" else {}
-        targets |= {dim: 0.0 if kind == "R" else held * share for dim in dims if dim != kind}
+        targets = {"R": 2 * stored * share if kind == "P" else stored * (ranks - 1)} if kind != "R" else {}
+        targets |= {dim: 0.0 if kind == "R" else stored * share for dim in dims if dim != kind}
         for target, sent_bytes in targets.items():
             yield state[:start] + (target,) * (end - start) + state[end:], sent_bytes
 
@@ -239,9 +239,9 @@ def test_a_product_of_views_is_carried_out_on_what_each_rank_reshapes(name: str)
     named = [parse_named(each, tuple(mesh)) for each in texts]
     for whole, tensor, (_, dims, layout) in zip(wholes, matmul.operands, named, strict=False):
         shape = [math.prod(sizes[dim] for dim in joined.split("·")) for joined in dims]
-        held = split(whole.reshape(shape), layout, matmul.degrees)
+        stored = split(whole.reshape(shape), layout, matmul.degrees)
         for ranks, piece in split(whole, tensor.layout, matmul.degrees).items():
-            np.testing.assert_array_equal(held[ranks].reshape(piece.shape), piece)
+            np.testing.assert_array_equal(stored[ranks].reshape(piece.shape), piece)
     got = execute_plan(plan, *wholes)
     expected = matmul.operation.compute(*wholes)
     _, dims, layout = named[2]

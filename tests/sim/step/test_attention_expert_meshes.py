@@ -314,7 +314,7 @@ def test_a_strategy_that_cannot_be_laid_out_says_why(toy_moe: Workload, strategy
 # --- embedding and LM head ------------------------------------------------------------------------------
 
 
-def held_per_vocabulary_row(workload: Workload, strategy: Strategy) -> float:
+def bytes_per_vocabulary_row(workload: Workload, strategy: Strategy) -> float:
     """Bytes of weights on a GPU that one more row of the vocabulary adds."""
     model = workload.model
     larger = dataclasses.replace(workload, model=dataclasses.replace(model, vocab=9 * model.vocab))
@@ -326,7 +326,7 @@ def test_the_vocabulary_is_cut_over_attentions_gpus_wherever_the_experts_lie(toy
     whole = 2 * 64 * 2  # embedding and LM head, 64 wide, in bf16
     for tp, cp, dp, ep in ((4, 1, 1, 4), (4, 1, 1, 2), (2, 1, 4, 8), (2, 2, 2, 8), (4, 1, 2, 1), (1, 1, 4, 1)):
         strategy = Strategy(tp, ep, 1, 16, (NONE,) * 12, cp, dp)
-        assert held_per_vocabulary_row(toy_moe, strategy) == pytest.approx(whole / (tp * cp))
+        assert bytes_per_vocabulary_row(toy_moe, strategy) == pytest.approx(whole / (tp * cp))
 
 
 def test_both_ends_before_and_behind_expert_parallel_experts_by_hand(toy_moe: Workload) -> None:

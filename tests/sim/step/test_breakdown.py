@@ -34,7 +34,7 @@ def random_strategies(workload: Workload, count: int, seed: int = 0) -> list[Str
 
 
 @pytest.mark.parametrize("name", [MOE, DENSE])
-def test_the_ops_add_up_to_the_layer_that_a_search_is_told_of(name: str) -> None:
+def test_the_ops_add_up_to_the_layer_that_a_search_is_shown(name: str) -> None:
     workload = load_workload(name)
     for strategy in random_strategies(workload, 20):
         evaluation = evaluate(workload, strategy)

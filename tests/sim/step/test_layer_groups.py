@@ -254,8 +254,8 @@ def test_the_fullest_stage_sets_the_memory(toy_moe: Workload) -> None:
     workload = served(toy_moe, layers(FULL, count=7))
 
     def memory(pp: int) -> tuple[float, float]:
-        held = evaluate(workload, Strategy(1, 1, pp, 16, (NONE,) * 12)).memory_bytes
-        return held.weights, held.kv_cache
+        kept = evaluate(workload, Strategy(1, 1, pp, 16, (NONE,) * 12)).memory_bytes
+        return kept.weights, kept.kv_cache
 
     (all_weights, all_kv), vocabulary = memory(1), 1000 * 64 * 2
     layer = (all_weights - 2 * vocabulary) / 7
@@ -277,12 +277,12 @@ def test_stages_are_looked_at_once_per_kind(toy_moe: Workload) -> None:
 def test_the_fullest_rank_holds_the_experts_that_do_not_divide(toy_moe: Workload) -> None:
     workload = served(toy_moe, layers(FULL, FeedForward(96, 8, 2)))
 
-    def held(ep: int) -> float:
+    def kept(ep: int) -> float:
         return evaluate(workload, Strategy(1, ep, 1, 16, (NONE,) * 12)).memory_bytes.weights
 
     expert = 4 * 3 * 64 * 96  # of four layers, gated, in fp8
-    assert held(1) - held(3) == pytest.approx((8 - 3) * expert)
-    assert held(4) == pytest.approx(held(3) - expert)
+    assert kept(1) - kept(3) == pytest.approx((8 - 3) * expert)
+    assert kept(4) == pytest.approx(kept(3) - expert)
 
 
 def test_more_stages_than_layers_are_not_counted_one_by_one(toy_dense: Workload) -> None:
@@ -303,7 +303,7 @@ def test_a_stage_of_the_head_alone_may_be_the_slowest_of_a_model_of_several_grou
         assert [each.kind for each in evaluation.violations if each.kind == "layers"] == ["layers"] * (strategy.pp > 4)
 
 
-def test_redundant_experts_are_held_and_even_out_the_ranks() -> None:
+def test_redundant_experts_are_stored_and_even_out_the_ranks() -> None:
     """Of 256 experts over 32 GPUs, 32 copies: nine on each instead of eight, the busiest rank with fewer rows."""
     question = question_about("deepseek_v3", isl=1024, osl=256, gpus=64)
     found = [

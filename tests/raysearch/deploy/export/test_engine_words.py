@@ -69,7 +69,7 @@ def test_what_is_exported_is_in_the_words_of_the_version_that_is_named(target: s
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("release", read_versions("dynamo"))
-def test_dynamo_s_workers_are_told_what_their_image_s_engine_takes(engine: str, release: str) -> None:
+def test_dynamo_s_workers_are_given_what_their_image_s_engine_takes(engine: str, release: str) -> None:
     version = read_capability("dynamo", release).pins[engine]
     known = read_capability(engine, version).beside(read_capability("dynamo", release))
     for deployment in cases(engine, version):
@@ -92,7 +92,7 @@ def test_a_version_that_no_image_of_dynamo_has_is_refused_with_those_that_there_
     assert "the image has vLLM 0.31.0; priced was 0.33.0" in made.notes
 
 
-def test_what_has_other_words_in_an_older_version_is_said_in_those() -> None:
+def test_what_has_other_words_in_an_older_version_is_written_in_those() -> None:
     groups = ("--attn-dp-size", 8)
     assert read_capability("sglang", "0.5.21").words([groups]) == (
         [("--dp-size", 8), ("--enable-dp-attention", None)],

@@ -118,7 +118,7 @@ def test_every_option_exists_and_degrees_multiply_to_the_gpus(target: str, workl
 
 
 @pytest.mark.parametrize("draft", ["mtp", "qwen3_32b", "eagle3", None])
-def test_drafts_and_copies_of_experts_are_told_in_each_engine_s_words(draft: str | None) -> None:
+def test_drafts_and_copies_of_experts_are_written_in_each_engine_s_words(draft: str | None) -> None:
     head = eagle3_head(load_model("gpt_oss_120b"))
     drafters = {"qwen3_32b": load_model("qwen3_32b"), "eagle3": head, "mtp": "mtp", None: None}
     speculation = Speculation(3, (0.8, 0.6, 0.4), drafters[draft], eagle3=draft == "eagle3")
@@ -144,7 +144,7 @@ def test_drafts_and_copies_of_experts_are_told_in_each_engine_s_words(draft: str
     assert f"without {speculation.drafter} drafts, without copies of experts" in " ".join(made["megatron"].dropped)
 
 
-def test_prompts_that_wait_for_each_other_are_told_to_engines_that_can() -> None:
+def test_prompts_that_wait_for_each_other_are_passed_to_engines_that_can() -> None:
     workload = replace(served("deepseek_v3", gpus=32), prompt_wait_steps=40)
     dims = megatron_dims(workload.model)
     own, shared = (Deployment(workload, Strategy(8 // dp, 8, 1, 64, dims, 1, dp), "m") for dp in (8, 1))
@@ -177,7 +177,7 @@ def test_stages_of_unequal_depth_have_the_layers_that_they_were_priced_with(targ
 
 
 @pytest.mark.parametrize("target", ["vllm", "sglang", "trtllm", "megatron"])
-def test_engines_are_told_whose_all_reduce_was_priced_and_which_algorithm(target: str) -> None:
+def test_engines_are_given_whose_all_reduce_was_priced_and_which_algorithm(target: str) -> None:
     def made(asked: str | None) -> str:
         engine = {"megatron": "megatron_core"}.get(target, target)
         workload = Question(model="llama_3_1_70b", isl=1000, osl=100, engine=engine, gpus=4, all_reduce=asked).load()
@@ -233,13 +233,13 @@ def test_dense_layers_and_buffers_of_wide_expert_parallelism_fit_sglang() -> Non
     assert "--moe-dense-tp-size" not in exporter("sglang")(alike).command_text
 
 
-def test_tensorrt_llm_is_told_no_backend_that_is_gone() -> None:
+def test_tensorrt_llm_is_given_no_backend_that_is_gone() -> None:
     workload = replace(served("deepseek_v3", gpus=32), expert_exchange="all_to_all")
     made = exporter("trtllm")(Deployment(workload, Strategy(1, 32, 1, 64, megatron_dims(workload.model)), "m"))
     assert "moe_config" not in yaml.safe_load(made.files["config.yaml"])
 
 
-def test_what_an_engine_cannot_be_told_is_named_with_its_cost() -> None:
+def test_what_an_engine_cannot_be_given_is_named_with_its_cost() -> None:
     workload = served("qwen3_235b_a22b", gpus=32)
     wished = Strategy(4, 4, 1, 64, megatron_sp_dims(workload.model))
     made = exporter("vllm")(Deployment(workload, wished, "m"))
@@ -292,7 +292,7 @@ def _but_left_out(made: Export) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("target", ["dtensor", "jax"])
-def test_frameworks_are_told_the_algorithm_and_the_layers_of_each_stage(target: str) -> None:
+def test_frameworks_are_given_the_algorithm_and_the_layers_of_each_stage(target: str) -> None:
     workload = served("llama_3_1_70b", phase="decode", all_reduce="ring", stage_layers="42,38")
     strategy = Strategy(4, 1, 2, 16, megatron_sp_dims(workload.model))
     made = exporter(target)(Deployment(workload, strategy, "m"))
@@ -437,7 +437,7 @@ def test_a_pool_says_what_joins_it_with_the_other(phase: str) -> None:
     assert config["cache_transceiver_config"]["max_tokens_in_buffer"] >= 4500
 
 
-def test_requests_longer_than_a_model_takes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_longer_than_a_model_takes_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fits, long = (loaded(Question(model="llama_2_70b", isl=4000, osl=osl)) for osl in (96, 97))
     warned = capsys.readouterr().err
     assert warned.count("warning: ") == 1
@@ -503,7 +503,7 @@ def test_megatron_runs_sequence_parallelism_and_keeps_bf16() -> None:
     assert "--sequence-parallel" not in exporter("megatron")(Deployment(workload, plain, "m")).command_text
 
 
-def test_an_unknown_target_is_told_with_a_suggestion() -> None:
+def test_an_unknown_target_is_reported_with_a_suggestion() -> None:
     with pytest.raises(InputError, match="did you mean 'vllm'"):
         exporter("vlm")
     with pytest.raises(ValueError, match="registered already"):

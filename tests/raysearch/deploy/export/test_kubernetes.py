@@ -77,7 +77,7 @@ def test_dynamo_takes_both_pools_as_one_resource_with_one_frontend(engine: str) 
 
 
 @pytest.mark.parametrize("phase", ["serve", "prefill", "decode"])
-def test_dynamo_s_image_is_told_in_the_words_of_its_own_sglang(phase: str) -> None:
+def test_dynamo_s_image_is_configured_in_the_words_of_its_own_sglang(phase: str) -> None:
     args = _worker_args(deployment("sglang", TWO_NODES, phase=phase))
     options = [word for word in args if word.startswith("--")]
     assert set(options) <= set(read_capability("sglang", "0.5.21").options)
@@ -90,7 +90,7 @@ def test_dynamo_s_image_is_told_in_the_words_of_its_own_sglang(phase: str) -> No
 
 
 @pytest.mark.parametrize(("phase", "role"), [("prefill", "kv_producer"), ("decode", "kv_consumer")])
-def test_dynamo_s_vllm_workers_are_told_their_connector(phase: str, role: str) -> None:
+def test_dynamo_s_vllm_workers_are_given_their_connector(phase: str, role: str) -> None:
     args = _worker_args(deployment("vllm", ONE_NODE, phase=phase))
     assert json.loads(args[args.index("--kv-transfer-config") + 1]) == {
         "kv_connector": "NixlConnector",
@@ -214,7 +214,7 @@ def test_llm_d_takes_the_resource(strategy: dict[str, int], version: str | None)
     assert probed == (8008 if strategy == TWO_NODES else 8000)
 
 
-def test_llm_d_refuses_what_its_image_cannot_be_told() -> None:
+def test_llm_d_refuses_what_its_image_cannot_be_given() -> None:
     with pytest.raises(
         ValueError, match=r"vLLM 0\.19\.1: it has no option --data-parallel-multi-port-external-lb: name"
     ):

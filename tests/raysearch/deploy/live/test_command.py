@@ -286,7 +286,7 @@ def test_only_the_last_line_counts_and_what_was_printed_before_is_not_kept_whoev
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kB
 
 
-def test_a_failed_measurement_is_tried_again_as_often_as_was_said(tmp_path: Path) -> None:
+def test_a_failed_measurement_is_tried_again_as_often_as_was_stated(tmp_path: Path) -> None:
     count = f"echo x >> {tmp_path}/tries; test $(wc -l < {tmp_path}/tries) -ge 3 && "
     command = count + """printf '{"tokens_per_s_per_gpu": %d}\n' {batch}"""
     words = (*WHAT, "--benchmark", command, "--budget", "2")
@@ -405,7 +405,7 @@ def test_a_tuning_that_is_killed_takes_its_benchmark_along_or_is_not_gone_on_wit
 
 
 @pytest.mark.slow
-def test_mistakes_are_told_with_their_remedy() -> None:
+def test_mistakes_are_reported_with_their_remedy() -> None:
     for arguments, message in (
         ((*WHAT, "--benchmark", "nowhere:measure", "--resume"), "--resume needs"),
         ((*WHAT, "--benchmark", "nowhere:measure"), "cannot import nowhere"),

@@ -156,12 +156,12 @@ def test_the_search_that_gives_up_ranks_as_one_that_does_not(monkeypatch: pytest
 def test_nine_of_ten_intervals_hold_what_a_long_run_attains() -> None:
     of = cluster(2, 2, rate=0.4, cv=2.0, ttft_s=3.0)
     truth = attained(of, SHARED, requests=10_000, seeds=1)
-    held = 0
+    stored = 0
     for repeat in range(40):
         runs = SampledTraffic(100, tuple(range(10 + 5 * repeat, 15 + 5 * repeat))).draw(of)
         estimate = over_seeds([tried(of, SHARED, run).attained for run in runs], 0.0, 1.0)
-        held += (estimate.low or 0.0) <= truth <= (estimate.high or 0.0)
-    assert 31 <= held < 40  # 36 within 2.6 standard deviations of 40 tries
+        stored += (estimate.low or 0.0) <= truth <= (estimate.high or 0.0)
+    assert 31 <= stored < 40  # 36 within 2.6 standard deviations of 40 tries
 
 
 SMALL = """
@@ -212,7 +212,7 @@ def test_the_command_tells_places_and_writes(tmp_path: Path) -> None:
     assert len((out / "curves.csv").read_text().splitlines()) == 1 + 3 * 12
 
 
-def test_nothing_in_time_is_told_by_the_exit_code(tmp_path: Path) -> None:
+def test_nothing_in_time_is_shown_by_the_exit_code(tmp_path: Path) -> None:
     path = written(tmp_path, SMALL.replace("300.0", "1.0"))
     answer = json.loads(ask(path, "--set", "requests=100", "--set", "seeds=2", "--json", code=3).stdout)
     assert answer["best"]["attained"]["value"] == 0

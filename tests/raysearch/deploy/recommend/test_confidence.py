@@ -72,7 +72,7 @@ def test_more_confidence_never_gives_more_and_even_odds_are_the_optimum() -> Non
     assert best_first(a_demand(0.9, **unlimited), 1) == best_first(a_demand(0.5, **unlimited), 1)
 
 
-def test_what_is_recommended_holds_and_its_price_is_told() -> None:
+def test_what_is_recommended_holds_and_its_price_is_reported() -> None:
     question = rs.question(model="llama_3_1_8b", gpus=2, **SAID, batches="powers_of_two")
     found = rs.recommend(question, top=2, only="aggregated")
     best = found.best

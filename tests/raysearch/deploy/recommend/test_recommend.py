@@ -319,7 +319,9 @@ def test_under_a_load_gains_are_fewer_gpus_and_a_batch_may_be_bound_by_nothing()
 
 
 @pytest.mark.usefixtures("best_alone")
-def test_more_memory_is_what_the_engine_s_share_of_it_needs_and_only_said_to_suffice_if_it_does(tmp_path: Path) -> None:
+def test_more_memory_is_what_the_engine_s_share_of_it_needs_and_only_called_enough_if_it_is(
+    tmp_path: Path,
+) -> None:
     words = ("--weights", "bf16", "--kv-cache", "bf16", "--osl", "64")
     miss = llama(1, *words, "--tpot-ms", "60", model="llama_3_1_70b", code=3)["nearest_miss"]
     needs = next(text for text in miss["would_fit"] if text.endswith("GB more memory on each GPU"))
@@ -359,7 +361,7 @@ def test_what_is_to_be_compared_with_is_looked_for_first(raysearch: Callable[...
 
 
 @pytest.mark.usefixtures("best_alone")
-def test_where_nothing_is_feasible_the_nearest_miss_and_what_would_fit_are_told() -> None:
+def test_where_nothing_is_feasible_the_nearest_miss_and_what_would_fit_are_reported() -> None:
     missed = ask("--tpot-ms", "0.5", *EVEN, *COARSE, code=3)
     assert missed["best"] is None
     assert missed["alternatives"] == []
@@ -423,7 +425,7 @@ def test_a_folder_is_written_though_nobody_reads_what_is_printed(
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_the_words_that_were_typed(
+def test_what_is_wrong_is_reported_in_the_words_that_were_typed(
     raysearch: Callable[..., Any], words: tuple[str, ...], message: str
 ) -> None:
     refused = raysearch("recommend", *ASKED, *words)
@@ -432,7 +434,7 @@ def test_what_is_wrong_is_told_in_the_words_that_were_typed(
 
 
 @pytest.mark.usefixtures("best_alone")
-def test_what_a_recommendation_rests_on_is_said_beside_its_interval() -> None:
+def test_what_a_recommendation_rests_on_is_stated_beside_its_interval() -> None:
     words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--hardware", "mi300x", *FP8)
     shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "8", *EVEN], catch_exceptions=False)
     assert "Extrapolated: efficiencies carried over from h100_sxm" in shown.stdout
@@ -448,7 +450,7 @@ def test_a_pool_of_prompts_has_an_interval_and_says_what_it_rests_on() -> None:
     assert "the way from and to the client comes on top" in " ".join(shown.stdout.split())
 
 
-def test_what_to_run_is_told_before_what_stands_beside_it() -> None:
+def test_what_to_run_is_reported_before_what_stands_beside_it() -> None:
     asked = Question(model="llama_3_1_8b", isl=1000, osl=100, tpot_ms=20.0, gpus=2, batches="powers_of_two")
     demand = Demand(asked.load(), 2, asked, top=2)
     order: list[str] = []

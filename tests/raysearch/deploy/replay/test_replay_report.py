@@ -89,7 +89,7 @@ def test_slower_steps_hold_no_better(busy: ReplayReport) -> None:
     low, high = (bound / evaluation.tpot_s for bound in evaluation.tpot_interval_s)
     assert low < slower[0]  # the outermost of nine equal parts lies inside the 90 % interval
     assert slower[-1] < high
-    assert list(report.held) == sorted(report.held, reverse=True)
+    assert list(report.kept) == sorted(report.kept, reverse=True)
 
 
 def test_goodput_is_what_is_in_time_of_what_is_served() -> None:

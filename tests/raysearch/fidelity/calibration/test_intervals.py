@@ -22,11 +22,11 @@ def made(seed: int, *, offset: float = 0.0, experts: float = 0.0) -> Residuals:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_nine_of_ten_runs_of_groups_held_out_lie_inside(seed: int) -> None:
-    held = held_out_coverage(made(seed, experts=0.05))
-    assert 0.87 <= held["all"] <= 0.95
-    for share in (held["dense"], held["moe"], *held["by_share_of_prompts"].values()):
+    kept = held_out_coverage(made(seed, experts=0.05))
+    assert 0.87 <= kept["all"] <= 0.95
+    for share in (kept["dense"], kept["moe"], *kept["by_share_of_prompts"].values()):
         assert 0.8 <= share <= 0.99
-    assert list(held["by_share_of_prompts"]) == ["0-0.05", "0.05-0.15", "0.15-0.4", "0.4-1"]
+    assert list(kept["by_share_of_prompts"]) == ["0-0.05", "0.05-0.15", "0.15-0.4", "0.4-1"]
 
 
 def test_widths_grow_with_the_share_of_prompts_and_with_experts() -> None:

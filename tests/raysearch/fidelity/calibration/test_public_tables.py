@@ -72,7 +72,7 @@ def test_engines_and_formats_are_called_as_the_simulator_calls_them(tmp_path: Pa
         assert series_of("mla_decode", frame) == [series]
 
 
-def test_of_several_kernels_for_one_product_the_fastest_stays_and_it_is_said(tmp_path: Path) -> None:
+def test_of_several_kernels_for_one_product_the_fastest_stays_and_it_is_stated(tmp_path: Path) -> None:
     same = {"framework": "vllm", "dtype": "fp8_block", "m": "1", "n": "2", "k": "3"}
     raw = pd.DataFrame([{**same, "kernel_source": name, "latency_us": us} for name, us in (("a", "9"), ("b", "10"))])
     pd.concat([raw, raw.assign(m="4")]).to_csv(tmp_path / "gemm.csv", index=False)

@@ -101,7 +101,7 @@ def test_a_fit_that_has_not_seen_an_engine_is_as_all_engines_are() -> None:
     assert known.request_s < unknown.request_s < 0.06
 
 
-def test_errors_are_told_for_each_figure_and_group() -> None:
+def test_errors_are_reported_for_each_figure_and_group() -> None:
     runs = _runs(noise=1e-6, each=4)
     found = errors_by(runs, runs.measured.measured_s, ["engine"])
     assert list(found.index) == ["all", "sglang", "vllm"]
@@ -153,7 +153,7 @@ _RUN = {
 }  # fmt: skip
 
 
-def test_runs_are_replayed_as_their_servers_were_told(tmp_path: Path) -> None:
+def test_runs_are_replayed_as_their_servers_were_configured(tmp_path: Path) -> None:
     speculative = _RUN | {
         "framework": "trt",
         "spec_method": "mtp",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from raysearch.reports.explain.picture import Picture, held_tensor, pictures_of
+from raysearch.reports.explain.picture import Picture, pictures_of, shown_tensor
 from sim.config.catalog import load_model, load_workload
 from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.simulate import evaluate
@@ -34,14 +34,14 @@ def test_a_tensor_arrives_as_it_was_left_unless_a_collective_or_a_slice_moved_it
         for node in picture(dims).nodes:
             for edge in node.edges:
                 if edge.collectives:
-                    assert edge.held.placement != edge.arrives.placement
+                    assert edge.produced.placement != edge.arrives.placement
 
 
 def test_megatron_reduces_after_attention_and_late_inside_the_combine() -> None:
     nodes = {node.name: node for node in picture(megatron_dims(WORKLOAD.model)).nodes}
     (projected, residual) = nodes["attn_residual"].edges
     assert (projected.main, residual.main) == (True, False)
-    assert projected.held.named == "attn_projected[t, d] {U_tp}"
+    assert projected.produced.named == "attn_projected[t, d] {U_tp}"
     assert [c.kind for c in projected.collectives] == ["all_reduce"]
     assert [c.kind for c in nodes["combine"].inside] == ["all_reduce", "all_to_all"]
     weight = nodes["qkv_proj"].weight
@@ -51,12 +51,12 @@ def test_megatron_reduces_after_attention_and_late_inside_the_combine() -> None:
 
 def test_the_stream_comes_from_the_layer_above() -> None:
     first = picture(MIXED).nodes[0].edges[0]
-    assert (first.producer, first.main, first.held.named) == (-1, True, "residual_in[t_tp, d]")
+    assert (first.producer, first.main, first.produced.named) == (-1, True, "residual_in[t_tp, d]")
 
 
-def test_held_tensors_have_both_notations() -> None:
-    assert held_tensor("x", "td", "S(0)").named == "x[t_tp, d]"
-    assert held_tensor("x", "ecd", "R").named == "x[e, c, d]"
+def test_shown_tensors_have_both_notations() -> None:
+    assert shown_tensor("x", "td", "S(0)").named == "x[t_tp, d]"
+    assert shown_tensor("x", "ecd", "R").named == "x[e, c, d]"
 
 
 @pytest.mark.parametrize("dims", [megatron_dims(WORKLOAD.model), MIXED, (2, 4, 0, 3, 0, 2, 2, 0, 5, 0, 3, 0)])
