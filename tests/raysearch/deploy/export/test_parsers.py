@@ -6,8 +6,10 @@
     git clone --branch core_v0.19.0 https://github.com/NVIDIA/Megatron-LM /tmp/lm  # beside a Python that has torch
     PYTHONPATH=/tmp/lm RAYSEARCH_MEGATRON_PYTHON=python pytest -m slow tests/raysearch/deploy/export/test_parsers.py
 
-No GPU is needed: SGLang resolves and checks its configuration for --device cuda from a model's config.json alone, vLLM
-makes its own for a machine that it is told of. An unpacked wheel on PYTHONPATH does as well as an installed one.
+Dynamo's workers are asked where RAYSEARCH_DYNAMO_VLLM_PYTHON or RAYSEARCH_DYNAMO_SGLANG_PYTHON has the engine of its
+image, ai-dynamo and ai-dynamo-runtime. No GPU is needed: SGLang resolves and checks its configuration for --device cuda
+from a model's config.json alone, vLLM makes its own for a machine that it is told of. An unpacked wheel on PYTHONPATH
+does as well as an installed one.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.formats import exporter
@@ -132,7 +135,18 @@ def check(parsed):
 """,
 }
 """What makes `parser` in each engine, and what checks what was parsed."""
-_BESIDE = {"vllm": (), "sglang": ("--device", "cuda", "--skip-tokenizer-init"), "megatron": ()}
+_WORKER = """
+import argparse, asyncio, inspect
+from dynamo.{engine}.args import parse_args
+class parser:
+    def parse_args(words):
+        return argparse.Namespace(words=words)
+def check(parsed):
+    found = parse_args(parsed.words)
+    asyncio.run(found) if inspect.isawaitable(found) else None
+"""
+PARSERS |= {f"dynamo_{engine}": PARSERS[engine] + _WORKER.format(engine=engine) for engine in ("vllm", "sglang")}
+_BESIDE = {"sglang": ("--device", "cuda", "--skip-tokenizer-init")}
 _SIZES = {
     "vllm": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     "sglang": ("tp_size", "pp_size"),
@@ -180,6 +194,7 @@ def ran(engine: str, commands: list[tuple[list[str], bool]]) -> dict[str, list[A
 
 def words_of(engine: str, deployment: Deployment, configs: Path) -> tuple[list[str], bool]:
     """What stands behind the program, and whether all configurations that it names are here."""
+    engine, worker = engine.removeprefix("dynamo_"), engine.startswith("dynamo_")
     command = exporter(engine)(deployment).command
     assert command is not None
     words = [word if isinstance(word, str) else f"0{word.suffix}" for word in command.words]
@@ -187,10 +202,19 @@ def words_of(engine: str, deployment: Deployment, configs: Path) -> tuple[list[s
         options = words[words.index("-m") + 2 :]
         environment = {"RANK": "0", "WORLD_SIZE": str(deployment.strategy.gpus)} | dict(command.environment)
         return [json.dumps(environment), *options, *_checkpoint(deployment.workload.model)], True
-    start = next(at for at, word in enumerate(words) if word in ("serve", "sglang.launch_server"))
+    if worker:
+        words = worker_of(engine, deployment)
+    start = next(at for at, word in enumerate(words) if word in ("serve", "sglang.launch_server", f"dynamo.{engine}"))
     config = configs / f"{_CONFIGS.get(str(deployment.served_model))}_config.json"
     fetched = any("draft-model" in word or '"draft_model"' in word for word in words)  # whose configuration is not here
-    return [*words[start + 1 :], *_BESIDE[engine]], config.is_file() and not fetched
+    return [*words[start + 1 :], *_BESIDE.get(engine, ())], config.is_file() and not fetched
+
+
+def worker_of(engine: str, deployment: Deployment) -> list[str]:
+    """The command of the worker in Dynamo's manifest."""
+    (text,) = exporter("dynamo")(deployment).files.values()
+    containers = [part["podTemplate"]["spec"]["containers"][0] for part in yaml.safe_load(text)["spec"]["components"]]
+    return next([*each["command"], *each["args"]] for each in containers if f"dynamo.{engine}" in each["command"])
 
 
 def drawn(engine: str, version: str) -> list[Deployment]:
@@ -203,6 +227,7 @@ def drawn(engine: str, version: str) -> list[Deployment]:
         for phase in ("serve", "prefill", "decode")
         for workload in [served(model, engine, engine_version=version, gpus=32, phase=phase)]
         for strategy in some_strategies(engine, workload, 6)
+        if strategy.gpus <= 8 or strategy.gpus % 8 == 0  # of a node, or of whole ones
     ]
 
 
@@ -225,7 +250,8 @@ def test_the_engine_s_own_parser_and_checks_take_what_is_exported(engine: str, t
         (version,) = (each for each in read_versions("megatron_core") if each.startswith(version.rpartition(".")[0]))
     package = pytest.importorskip("aiconfigurator_core")
     configs = Path(package.__path__[0]) / "model_configs"
-    deployments = [*cases(engine, version), *drawn(engine, version)]
+    own = engine.removeprefix("dynamo_")
+    deployments = [*cases(own, version), *drawn(own, version)]
     commands = list[tuple[list[str], bool]]()
     for deployment in deployments:
         words, known = words_of(engine, deployment, configs)
@@ -239,5 +265,5 @@ def test_the_engine_s_own_parser_and_checks_take_what_is_exported(engine: str, t
     found = ran(engine, commands)
     assert len(found["parsed"]) == len(commands)
     assert len(found["checked"]) == sum(whole for _, whole in commands)
-    for deployment, parsed in zip(deployments, found["parsed"], strict=True):
+    for deployment, parsed in zip(deployments, found["parsed"], strict=True) if engine in _SIZES else ():
         assert math.prod(parsed[size] for size in _SIZES[engine]) == deployment.strategy.gpus
