@@ -57,7 +57,10 @@ def unbeaten_vocabulary_choices(
         return (VocabularyChoice((), tuple(stacks)),)
     asked = list(itertools.product(*tables))
     end = [stack[end_group(stack)] for stack in stacks]
-    columns = [each for sides in end for each in _seconds(sides, tables, last_choices)] + _bytes(end[-1], tables)
+    drafting = drafts(end[-1].attention.workload)
+    tabulated = [partial(_tabulated, lru_cache(None)(partial(sides_with_vocabulary, sides)), tables) for sides in end]
+    columns = [each for of_kind in tabulated for each in _seconds(of_kind, last_choices, drafts=drafting)]
+    columns += _bytes(tabulated[-1], drafts=drafting)
     figures = np.stack([column.ravel() for column in np.broadcast_arrays(*columns)], axis=-1)
     kept: list[int] = []
     for at in np.lexsort(figures.T[::-1]).tolist():  # whoever beats it comes before it
@@ -73,23 +76,25 @@ def _lying_so(stack: Stack, choices: tuple[int, ...]) -> Stack:
     return (*stack[:end], sides_with_vocabulary(stack[end], choices), *stack[end + 1 :])
 
 
-def _seconds(sides: Sides, tables: Tables, last_choices: Sequence[int]) -> list[Floats]:
+_OfChoices = Callable[[tuple[int, ...], Callable[[Sides], float]], Floats]
+"""See `_tabulated`, of a GPU and tables."""
+
+
+def _seconds(tabulated: _OfChoices, last_choices: Sequence[int], *, drafts: bool) -> list[Floats]:
     """[embedding, head, sampling] of the first and of the last end, by the last op's choice; and of the draft."""
-    tabulated = partial(_tabulated, lru_cache(None)(partial(sides_with_vocabulary, sides)), tables)
     head = HeadSeconds(*[tabulated(each.ops, partial(_of_attention, each.price)) for each in HEAD_ADDENDS])
-    found = [tabulated((0, 1, 2), _draft_s)] if drafts(sides.attention.workload) else []  # its ends lie as the model's
+    found = [tabulated((0, 1, 2), _draft_s)] if drafts else []  # its ends lie as the model's
     for choice in last_choices:
         found.append(tabulated((0,), partial(embedding_s, last_choice=choice)))
         found.append(head.total_s(tabulated((1,), partial(entering_s, last_choice=choice))))
     return found
 
 
-def _bytes(sides: Sides, tables: Tables) -> list[Floats]:
+def _bytes(tabulated: _OfChoices, *, drafts: bool) -> list[Floats]:
     """[embedding, head, sampling] weights of the first end, of the last, of both, and activations at the head."""
-    tabulated = partial(_tabulated, lru_cache(None)(partial(sides_with_vocabulary, sides)), tables)
     ends = [Stage((), (), first, last) for first, last in ((True, False), (False, True), (True, True))]
     stored = [tabulated((0, 1), partial(_stored, end)) for end in ends]
-    draft = [tabulated((0, 1, 2), _draft_bytes)] if drafts(sides.attention.workload) else []
+    draft = [tabulated((0, 1, 2), _draft_bytes)] if drafts else []
     return [*stored, *draft, tabulated((1, 2), partial(_of_attention, head_activation_bytes))]
 
 
