@@ -26,7 +26,7 @@ from sim.pools.afd import AfdPool, best_afd
 from sim.pools.matching import Limits
 from sim.pools.resharding import Host
 from sim.pools.traffic import Traffic, TrafficKind, workload_of
-from sim.serving.phases import DECODE
+from sim.serving.phases import DECODE, SERVE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ class PoolsResult(Result):
             question = with_lengths_of(question, recorded)
             if requests_per_s is None:
                 requests_per_s = recorded_per_s(recorded)
-        if question.phase not in (None, "serve"):
+        if question.phase not in (None, SERVE.name):
             raise InputError(f"--phase={question.phase}: pools are compared in phase serve: leave it out")
         if unknown := [name for name in sweep if name not in SWEEPABLE]:
             raise InputError(f"--set sweep: cannot sweep {unknown[0]}: expected some of {', '.join(SWEEPABLE)}")
@@ -87,7 +87,7 @@ class PoolsResult(Result):
         mixes = _mixes(question, sweep.get("isl"), mix)
         question = replace(
             question,
-            phase="serve",
+            phase=SERVE.name,
             isl=max(1, round(mixes[0].prompt_tokens)),
             osl=max(1, round(mixes[0].output_tokens)),
             gpus=int(max(sweep["gpus"])) if "gpus" in sweep else question.gpus,

@@ -24,7 +24,7 @@ from sim.layouts import layout_of
 from sim.replay.drive import ROUTERS, RouterName
 from sim.replay.replica import Deployed
 from sim.replay.requests import Lengths
-from sim.serving.phases import phase_of
+from sim.serving.phases import SERVE, phase_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -218,7 +218,7 @@ def deployed_in(path: Path, question: Question | None, alternative: int) -> Depl
     pools = {name: (each.workload, each.strategy, each.replicas) for name, each in found.items()}
     served = next(iter(found.values())).workload
     if "" not in found:
-        served = replace(served, phase="serve", output_tokens=found["decode"].workload.output_tokens)
+        served = replace(served, phase=SERVE.name, output_tokens=found["decode"].workload.output_tokens)
     return DeployedStrategies(served, pools)
 
 

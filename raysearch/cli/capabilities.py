@@ -9,6 +9,7 @@ from sim.config.question import Question
 from sim.json_object import JsonObject
 from sim.layers.heuristics import megatron_dims
 from sim.prices.curves import Curves
+from sim.serving.phases import SERVE
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 
@@ -103,7 +104,7 @@ def _serving(curves: Curves) -> str:
 
 def model_facts(name: str) -> ModelFacts:
     """What is known of a shipped model."""
-    workload = Question(model=name, engine="none", phase="serve", isl=_PROMPT, osl=_ANSWER, gpus=1).load()
+    workload = Question(model=name, engine="none", phase=SERVE.name, isl=_PROMPT, osl=_ANSWER, gpus=1).load()
     calibration = workload.hardware.curves.calibration if workload.hardware.curves else None
     engines: JsonObject = calibration.data.get("serving", {}).get("engines", {}) if calibration else {}
     found = evaluate(workload, Strategy(1, 1, 1, _BATCH, megatron_dims(workload.model)))

@@ -27,7 +27,7 @@ from sim.near_names import did_you_mean
 from sim.prices.curves import DeepepMode
 from sim.prices.dtypes import Dtype
 from sim.prices.hardware import AllReduce
-from sim.serving.phases import phases
+from sim.serving.phases import DECODE, SERVE, phases
 from sim.workload import EVEN_ODDS, OWN_SPACES, BatchGrid, ExpertExchange, GroupChoices, PhaseName, Routing, Workload
 
 Panel = Literal["named", "deployment", "limits", "search", "load"]
@@ -479,7 +479,7 @@ class Question:
             self,
             hardware=self.hardware or default_hardware(),
             engine=engine,
-            phase=self.phase or ("decode" if engine == BARE_MACHINE else "serve"),
+            phase=self.phase or (DECODE if engine == BARE_MACHINE else SERVE).name,
             weights=self.weights or weights,
             kv_cache=self.kv_cache or kv_cache,
             gpus=self.gpus or USUAL_GPUS,

@@ -14,13 +14,13 @@ from sim.engines.engine_rules import EngineRules, dense_copies, nvidia_alone, wh
 from sim.engines.vllm import tensor_parallelism
 from sim.prices.engine import MemoryPolicy, SchedulerPolicy
 from sim.prices.hardware import KERNEL_ALGORITHMS, NCCL_ALGORITHMS, Hardware
-from sim.serving.phases import phase_of
+from sim.serving.phases import DECODE, phase_of
 from sim.strategy import Strategy
 from sim.workload import Workload
 
 
 def _helix(workload: Workload) -> bool:
-    return phase_of(workload).pool == "decode"
+    return phase_of(workload).pool == DECODE.name
 
 
 def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:

@@ -21,12 +21,12 @@ from sim.pools.candidates import Replica, replica_of
 from sim.pools.handover import Link, request_cache_bytes
 from sim.pools.matching import RATE_ROUNDING, Limits, Matched, as_predicted, best_match
 from sim.pools.traffic import Traffic, requests_per_s, workload_of
-from sim.serving.phases import phase_of
+from sim.serving.phases import DECODE, PREFILL, phase_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import EVEN_ODDS, Workload
 
-PHASES = ("prefill", "decode")
+PHASES = (PREFILL.name, DECODE.name)
 PairKnown = tuple[Known, Known]
 """What searches of prefill and decode pools have worked out."""
 _EVERY = 10**6

@@ -18,6 +18,7 @@ from sim.pools.handover import request_cache_bytes
 from sim.pools.matching import Limits, as_predicted
 from sim.pools.resharding import Host, Resharded, best_resharded
 from sim.pools.traffic import Traffic, requests_per_s, workload_of
+from sim.serving.phases import DECODE, PREFILL, SERVE
 from sim.simulate import evaluate
 from sim.workload import Workload
 
@@ -71,7 +72,7 @@ def best_one_pool(
     """
     kept = 1 - workload.margin
     limited = replace(workload, tpot_slo_s=limits.tpot_s / kept, ttft_slo_s=limits.ttft_s / kept, max_gpus=limits.gpus)
-    served = workload_of(traffic, limited, "serve")
+    served = workload_of(traffic, limited, SERVE.name)
     found: list[OnePool] = []
     reached = 0.0
     for each in chunked(served, chunks):
@@ -130,12 +131,12 @@ def best_in_turns(workload: Workload, traffic: Traffic, limits: Limits, host: Ho
         host: Where caches wait.
     """
     anyhow = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf, max_gpus=limits.gpus)
-    decoding = workload_of(traffic, anyhow, "decode")
+    decoding = workload_of(traffic, anyhow, DECODE.name)
     longest = replace(decoding, context_tokens=traffic.context_tokens + math.ceil(traffic.output_tokens / 2))
     decodes = replicas(decoding, traffic)
     return best_resharded(
         workload,
-        replicas(workload_of(traffic, anyhow, "prefill"), traffic),
+        replicas(workload_of(traffic, anyhow, PREFILL.name), traffic),
         [each for each in decodes if evaluate(longest, each.evaluation.strategy).feasible],
         as_predicted(workload, limits),
         output_tokens=traffic.output_tokens,

@@ -14,6 +14,7 @@ from sim.layers.dims import choices_of, dims_of
 from sim.ops.layers import layer_ops
 from sim.prices.collectives import stage_send_s
 from sim.prices.mesh import MeshGroup
+from sim.serving.phases import DECODE
 from sim.simulate import evaluate
 from sim.strategy import NONE, Strategy
 from sim.workload import Workload
@@ -27,7 +28,7 @@ def request_cache_bytes(workload: Workload, tokens: int) -> float:
     True
     """
     dims = (NONE,) * len(dims_of(workload))
-    alone = replace(workload, phase="decode", context_tokens=tokens, engine=None)
+    alone = replace(workload, phase=DECODE.name, context_tokens=tokens, engine=None)
     return evaluate(alone, Strategy(1, 1, 1, 1, dims)).memory_bytes.kv_cache
 
 

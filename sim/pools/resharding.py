@@ -24,6 +24,7 @@ from sim.pools.candidates import Replica
 from sim.pools.matching import RATE_ROUNDING, Limits
 from sim.prices.collectives import collective_price, lossless
 from sim.prices.mesh import group
+from sim.serving.phases import DECODE
 from sim.sharding.placement import REPLICATE, Placement, Shard
 from sim.simulate import evaluate, steady_state
 from sim.step.layer import group_sums
@@ -232,7 +233,7 @@ def weights_moved_s(workload: Workload, source: Strategy, target: Strategy) -> f
 def _weight_bytes(workload: Workload) -> tuple[float, float]:
     """(of experts, of everything else) all of the model's weights."""
     alone = Strategy(1, 1, 1, 1, tuple(NONE for _ in layer_ops(workload.model).ops))
-    lone = replace(workload, phase="decode", engine=None)
+    lone = replace(workload, phase=DECODE.name, engine=None)
     decode_bytes = evaluate(lone, alone).memory_bytes.weights
     if not workload.model.is_moe:
         return 0.0, decode_bytes

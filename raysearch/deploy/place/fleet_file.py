@@ -19,6 +19,7 @@ from sim.engines.engine_registry import engine_names
 from sim.near_names import did_you_mean
 from sim.prices.dtypes import Dtype
 from sim.replay.arrivals import Stream
+from sim.serving.phases import PREFILL, SERVE
 from sim.workload import PhaseName, Workload
 
 _BURSTIEST = 20.0
@@ -146,7 +147,7 @@ def load_fleet(name_or_path: str, **instead: Any) -> Fleet:
         objective = Objective(table.isl, table.osl, _seconds(table.ttft_ms), _seconds(table.tpot_ms))
         if id(table) not in priced:
             model = str(config_path("models", table.model, beside=path.parent))
-            prompts, serving = (_workload(file, table, model, hardware, phase) for phase in ("prefill", "serve"))
+            prompts, serving = (_workload(file, table, model, hardware, phase) for phase in (PREFILL.name, SERVE.name))
             on = {shape: best_service(prompts, serving, shape, objective) for shape in _shapes(file.gpus)}
             if not any(on.values()):
                 raise CatalogError(f"{path}: {name} has room on no group of up to {file.gpus} GPUs {file.hardware}")

@@ -17,6 +17,7 @@ from sim.pools.matching import Limits, Matched
 from sim.pools.resharding import Host, Resharded
 from sim.pools.traffic import Traffic, workload_of
 from sim.replay.requests import Requests
+from sim.serving.phases import SERVE
 from sim.workload import Workload, coarse_steps
 
 Way = OnePool | Matched | Resharded
@@ -109,7 +110,7 @@ def _under_load(workload: Workload, case: Case, limits: Limits) -> dict[str, tup
     """One pool and two on the fewest GPUs on which requests that come at random are in time, as `recommend` has it."""
     kept, traffic = 1 - workload.margin, case.traffic
     limited = replace(workload, tpot_slo_s=limits.tpot_s / kept, ttft_slo_s=limits.ttft_s / kept)
-    served = workload_of(traffic, limited, "serve")
+    served = workload_of(traffic, limited, SERVE.name)
     mix = traffic if len(traffic.kinds) > 1 else None
     demand = Demand(
         served,

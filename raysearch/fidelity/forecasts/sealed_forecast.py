@@ -35,6 +35,7 @@ from sim.json_object import JsonObject
 from sim.layers.heuristics import megatron_dims
 from sim.prices.dtypes import Dtype
 from sim.prices.priced import Interval, error_interval, together
+from sim.serving.phases import DECODE, PREFILL
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -208,16 +209,16 @@ def _predict_pools(point: Announced) -> Predicted | Skipped:
         return Skipped("no kernels of this machine are known")
     workload = _workload(point)
     decode, prefill = (_run(workload, point, each) for each in (point.decode, point.prefill))
-    prefill = replace(prefill, phase="prefill", speculation=None)
+    prefill = replace(prefill, phase=PREFILL.name, speculation=None)
     places = point.decode.count * decode.strategy.batch
     pair = PoolPair(
-        prefill, replace(decode, phase="decode"), point.prefill.count, point.decode.count, point.requests, places
+        prefill, replace(decode, phase=DECODE.name), point.prefill.count, point.decode.count, point.requests, places
     )
     found = predict_pair(pair, machine.calibration, measured_machine(point.machine))
     if isinstance(found, Skipped):
         return found
     per_s = point.requests / (found.ttft_s + point.osl * found.tpot_s)  # Little's law
-    decoding = replace(workload, phase="decode")
+    decoding = replace(workload, phase=DECODE.name)
     stepped = evaluate(decoding, replace(decode.strategy, batch=decode.strategy.batch))
     low, high = stepped.tpot_interval_s
     factors = together((low / stepped.tpot_s, high / stepped.tpot_s), error_interval(DISAGGREGATED_ERROR))
