@@ -174,7 +174,7 @@ class SearcherSuite:
 
     Attributes:
         searcher: Registered name, or "module:Class".
-        budget: CallsInFlight of each run; enough for the searcher to show all it does.
+        budget: Calls of each run; enough for the searcher to show all it does.
         options: Other than its preset's.
         seeded: Whether another seed makes another run.
 
