@@ -173,7 +173,7 @@ def engine_command(path: Path) -> EngineCommand | None:
         words = shlex.split(text[end:].replace("\\\n", " ").split("\n")[0], comments=True)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
-    said, unread = dict[str, str](), list[str]()
+    stated, unread = dict[str, str](), list[str]()
     for option, value in _options(engine, words):
         name = _WORDS[engine].get(option)
         if name is None:
@@ -181,8 +181,8 @@ def engine_command(path: Path) -> EngineCommand | None:
         elif name not in _TEXTS | _SWITCHES and not re.fullmatch(r"[1-9]\d{0,11}|-1", value):
             raise InputError(f"{path}: {option}: expected a number, got {value!r}")
         else:
-            said[name] = value
-    return EngineCommand(engine, said, tuple(unread))
+            stated[name] = value
+    return EngineCommand(engine, stated, tuple(unread))
 
 
 def _options(engine: str, words: list[str]) -> Iterator[tuple[str, str]]:

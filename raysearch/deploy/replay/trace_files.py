@@ -1,4 +1,4 @@
-"""Recorded traffic: public formats of traces, told apart by their first line.
+"""Recorded traffic: public formats of traces, recognised by their first line.
 
 Mooncake: JSON lines with timestamp (ms), input_length, output_length and hash_ids of blocks of 512 tokens. Bailian: the
 same with chat_id, seconds and blocks of 16. Azure: CSV with TIMESTAMP, ContextTokens, GeneratedTokens. BurstGPT: CSV
