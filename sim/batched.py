@@ -388,10 +388,12 @@ class _Table:
 
     def work_out(self, stacks: Sequence[Stack], places: Sequence[int]) -> None:
         """Prices what stands in some places, on a GPU in each kind of step."""
+        rows = list[list[float]]()
         for at in places:
             price, choices, _ = self.entries[at % len(self.entries)]
             figures = price(stacks, choices)
-            self.keep(at, figures)
+            rows.append(figures + [0.0] * (self._width - len(figures)))
+        self._array[places], self._known[places] = rows, True
 
     def keep(self, places: Any, figures: Any) -> None:
         """Knows the figures `[.., figures]` that stand in some place or places."""
