@@ -132,6 +132,17 @@ def test_clients_at_once_wait_for_each_other_s_prompts() -> None:
     assert few.breaks_at_per_s is None
 
 
+def test_concurrent_requests_are_those_of_all_replicas() -> None:
+    asked = rs.question(model="llama_3_1_8b", isl=1000, osl=100)
+    one, two = (
+        rs.replay(asked, tp=1, batch=8, concurrency=8 * count, replicas=count, requests=100 * count, seeds=1).report
+        for count in (1, 2)
+    )
+    served = [report.figure_of(lambda run: run.served_per_s).value for report in (one, two)]
+    assert served[1] == pytest.approx(2 * served[0], rel=0.05)
+    assert two.seconds_of("tpot_s", "mean").value == pytest.approx(one.seconds_of("tpot_s", "mean").value, rel=0.05)
+
+
 def test_a_burst_of_requests_has_no_rate(tmp_path: Path) -> None:
     trace = tmp_path / "burst.csv"
     trace.write_text("Timestamp,Request tokens,Response tokens\n" + "5,300,20\n" * 50)
