@@ -82,8 +82,8 @@ class Strategy:
         dims: One `Choice` per fused op of the model, or of each of its groups of layers: see `sim.layers.dims.dims_of`.
         cp: Degree over which the context is cut, and with it each sequence's KV cache.
         dp: Degree over which attention is data-parallel; None for the paper's meaning, that of ep.
-        vocabulary: One choice per `VOCABULARY_OPS`; empty for `ENGINES_VOCABULARY`. Beyond the generated
-            space nobody chooses.
+        vocabulary: One choice per `VOCABULARY_OPS`; empty for `ENGINES_VOCABULARY`. Of all spaces the generated one
+            alone has others.
         served: In phase traffic, how replicas serve together; nothing else about a replica depends on it.
 
     cp and dp span the extended space: attention lies on a mesh (dp, tp, cp) and the experts on one
