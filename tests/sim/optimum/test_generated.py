@@ -19,7 +19,7 @@ from sim.optimum.spaces import Space, extended_space, generated_space, joint_spa
 from sim.simulate import evaluate
 from sim.strategy import ENGINES_VOCABULARY, NONE, VOCABULARY_OPS, Strategy
 from sim.strategy_checks import StrategyError, check_strategy
-from sim.workload import DegreeTables, Workload
+from sim.workload import DegreeTables, Speculation, Workload
 
 
 def test_rules_number_the_choices_as_they_were_numbered_by_hand() -> None:
@@ -74,15 +74,18 @@ def test_a_named_space_is_what_its_tables_leave_of_the_generated_one_to_the_bit(
     assert same.evaluation == best.evaluation
 
 
-@pytest.mark.parametrize("tight", [False, True])
+@pytest.mark.parametrize("tight", [False, True, "with a draft model"])
 @pytest.mark.parametrize("which", ["toy_dense", pytest.param("toy_moe", marks=pytest.mark.slow)])
 def test_the_optimum_with_choices_at_both_ends_is_that_of_brute_force(
-    which: str, tight: bool, request: pytest.FixtureRequest
+    which: str, tight: bool | str, request: pytest.FixtureRequest
 ) -> None:
     workload = small(request.getfixturevalue(which), which)
     if tight:  # a large vocabulary, whose place in the memory decides
         model = replace(workload.model, vocab=300_000)
         workload = replace(workload, model=model, hardware=replace(workload.hardware, hbm_bytes=60e6))
+    if isinstance(tight, str):  # whose vocabulary lies as the model's
+        draft = Speculation(2, (0.8, 0.6), replace(workload.model, name="draft"))
+        workload = replace(workload, speculation=draft, hardware=replace(workload.hardware, hbm_bytes=90e6))
     few = {name: ((NONE, 0) if name == "combine" else (NONE,)) for name in joint_space(workload).choices}
     space = replace(generated_space(workload), choices=few, cp=(1,), dp=(1, 2))
     strategies = {
