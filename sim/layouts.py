@@ -20,7 +20,7 @@ _NUMBER = "[1-9][0-9]{0,8}"
 _NAMED = rf"(?P<name>tp|tep|dep)(?P<gpus>{_NUMBER})"
 _MESHES = rf"attention(?P<attention>( (tp|cp|dp){_NUMBER})+), (experts|ffn)(?P<behind>( (tp|ep){_NUMBER})+)"
 _REST = rf"([ ,]*pp(?P<pp>{_NUMBER}))?(,? batch (?P<batch>{_NUMBER}))?( \((?P<meshes>[^()]+)\))?"
-_ENDS = r"(, vocabulary (?P<vocabulary>[0-9](,[0-9])*))?(, dims (?P<dims>[0-9]+(,[0-9]+)*))?"
+_ENDS = r"(, vocabulary (?P<vocabulary>[0-9](,[0-9])*))?((, dims |; )(?P<dims>[0-9]+(,[0-9]+)*))?"
 _LAYOUT = re.compile(f"({_NAMED}|{_MESHES}){_REST}{_ENDS}")
 
 
@@ -70,10 +70,13 @@ def degrees_of_layout(text: str) -> LayoutDegrees:
     if found["meshes"] not in (None, meshes_text(stage.strategy).lower()):
         raise ValueError(f"expected ({meshes_text(stage.strategy)}) in {text!r}")
     pp, batch = (int(found[name]) if found[name] else None for name in ("pp", "batch"))
-    vocabulary, dims = (
-        tuple(map(int, found[name].split(","))) if found[name] else () for name in ("vocabulary", "dims")
-    )
+    vocabulary, dims = (_each(found[name] or "") for name in ("vocabulary", "dims"))
     return stage._replace(pp=pp, batch=batch, vocabulary=vocabulary, dims=dims)
+
+
+def _each(numbers: str) -> tuple[int, ...]:
+    """Numbers joined by commas, or digits that are not joined."""
+    return tuple(map(int, numbers.split(",") if "," in numbers else numbers))
 
 
 def _numbers(degrees: str) -> defaultdict[str, int]:

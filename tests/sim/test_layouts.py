@@ -65,6 +65,7 @@ def test_what_is_printed_of_a_strategy_is_read_as_it(
     vocabulary = (3, 0, 2) if chosen else ()
     strategy = Strategy(tp, tp * cp * dp // moe_tp, pp, batch, (), cp, dp, vocabulary)
     assert degrees_of_layout(degrees_text(strategy)).strategy == strategy
+    assert degrees_of_layout(f"{degrees_text(strategy)}; 210").dims == (2, 1, 0)
     assert degrees_of_layout(f"{degrees_text(strategy)}, dims 2,1,10").strategy == replace(strategy, dims=(2, 1, 10))
     meshes = degrees_of_layout(meshes_text(strategy)).strategy
     assert meshes == replace(strategy, pp=1, batch=1, vocabulary=())
