@@ -166,6 +166,7 @@ def workload_dict(workload: Workload, question: Question) -> JsonObject:
     curves, imported = workload.hardware.curves, question.import_record()
     return {
         "workload": workload.name,
+        "question": question.record(),
         **priced_dict(workload),
         "kernels": curves.engine if curves else None,
         "groups": workload.groups,

@@ -12,7 +12,7 @@ from raysearch.answers.evaluated import workload_dict
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_together
-from raysearch.deploy.export.source import read_deployments
+from raysearch.deploy.export.source import read_deployments, stated_question
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet, DisaggregatedFleet
 from raysearch.deploy.replay.engine_commands import engine_command
 from raysearch.deploy.replay.replay_report import METRICS, ReplayReport, ReplaySetup, replay_dict, replayed_traffic
@@ -78,7 +78,7 @@ class ReplayResult(Result):
     """What becomes of traffic on replicas of a strategy.
 
     Attributes:
-        question: What was asked; None where a folder says it.
+        question: What was asked, here or in the folder that was replayed; None where nothing says it.
         report: Percentiles over seeds, the probability that the limits hold, and the load at which they break.
     """
 
@@ -103,7 +103,7 @@ class ReplayResult(Result):
         if not phase_of(workload).mixes:
             raise InputError(f"--phase={workload.phase}: traffic can only be replayed in phase serve")
         setup = ReplaySetup(workload, deployed.fleet(replicas, router), traffic.sent(workload), percentile, seeds)
-        return cls(question, replayed_traffic(setup, progress))
+        return cls(deployed.question or question, replayed_traffic(setup, progress))
 
     @property
     def feasible(self) -> bool:
@@ -119,9 +119,11 @@ class ReplayResult(Result):
         """The answer as `raysearch replay --json` prints it."""
         setup = self.report.setup
         asked = workload_dict(setup.workload, self.question or Question())
+        if self.question is None:
+            del asked["question"]
         return {
             **asked,
-            **_fleet_dict(setup.fleet),
+            **_fleet_dict(setup),
             "feasible": self.feasible,
             **replay_dict(self.report),
         }
@@ -155,9 +157,11 @@ class ReplayResult(Result):
         write_together(Path(folder), files)
 
 
-def _fleet_dict(fleet: DeployedFleet) -> JsonObject:
+def _fleet_dict(setup: ReplaySetup) -> JsonObject:
+    fleet, chunk_tokens = setup.fleet, setup.workload.chunk_tokens
     if isinstance(fleet, AggregatedFleet):
-        return {"strategy": strategy_dict(fleet.strategy), "layout": layout_of(fleet.strategy)}
+        strategy = fleet.strategy
+        return {"strategy": strategy_dict(strategy), "layout": layout_of(strategy), "chunk_tokens": chunk_tokens}
     pools = fleet.pools
     return {
         name: {"strategy": strategy_dict(each.strategy), "layout": layout_of(each.strategy), "replicas": count}
@@ -173,11 +177,13 @@ class DeployedStrategies:
         workload: That all of it serves, with the limits.
         pools: By name: what each serves, its strategy, how many replicas; "" of a single one.
         capped: A single one's replica with caps of its own; None for those that exported commands have.
+        question: That the source states; None where it states none.
     """
 
     workload: Workload
     pools: Mapping[str, tuple[Workload, Strategy, int]]
     capped: Deployed | None = None
+    question: Question | None = None
 
     def fleet(self, replicas: int | None, router: str) -> DeployedFleet:
         """As a fleet, with so many replicas if a number is given.
@@ -208,18 +214,20 @@ def deployed_in(path: Path, question: Question | None, alternative: int) -> Depl
         InputError: It holds none.
     """
     if command := engine_command(path):
-        workload = command.asked(question or Question()).load()
+        asked = command.asked(question or Question())
+        workload = asked.load()
         strategy, copies = command.strategy(workload)
         if command.unread:
             _log.warning("note: %s: not read: %s", path, ", ".join(command.unread))
         plain = deployed_strategy(workload, strategy)
-        return replace(plain, pools={"": (workload, strategy, copies)}, capped=command.deployed(workload, strategy))
+        pools = {"": (workload, strategy, copies)}
+        return replace(plain, pools=pools, capped=command.deployed(workload, strategy), question=asked)
     found = read_deployments(path, question, alternative, None)
     pools = {name: (each.workload, each.strategy, each.replicas) for name, each in found.items()}
     served = next(iter(found.values())).workload
     if "" not in found:
         served = replace(served, phase=SERVE.name, output_tokens=found["decode"].workload.output_tokens)
-    return DeployedStrategies(served, pools)
+    return DeployedStrategies(served, pools, question=question or stated_question(path))
 
 
 def deployed_strategy(workload: Workload, strategy: Strategy) -> DeployedStrategies:

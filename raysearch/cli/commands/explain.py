@@ -10,7 +10,7 @@ import typer
 
 from raysearch.answers.strategy_text import parse_dims, second_strategy_of, strategy_of
 from raysearch.base.errors import NOTHING_FEASIBLE
-from raysearch.base.file_io import degrees_text, write_bytes
+from raysearch.base.file_io import degrees_text, strategy_dict, write_bytes
 from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.cli.commands.options import JsonOption, at_home, file_to_write, print_json
 from raysearch.cli.commands.question_options import loaded, takes_question
@@ -94,7 +94,8 @@ def explain_strategy(
     if as_json:
         pictures = [picture_dict(picture) for pictures in groups for picture in pictures]
         svg = str(out) if out else None
-        fields = {"workload": workload.name, **priced_dict(workload), "heading": heading}
+        fields = {"workload": workload.name, "question": question.record(), **priced_dict(workload), "heading": heading}
+        fields["strategy"] = strategy_dict(first)
         print_json({**fields, "violations": broken, "pictures": pictures, "svg": svg})
     elif out is not None:
         print(f"Picture: {out}")

@@ -60,14 +60,27 @@ def read_deployments(
     Raises:
         InputError, StrategyError, CatalogError: There is no such strategy, or its workload cannot be had.
     """
-    files = [source / name for name in (RECOMMENDATION_FILE, POOLS_FILE, TUNED_FILE) if os.path.lexists(source / name)]
-    if os.path.isdir(source) and not files:
-        found = _of_results(source, question, served_model)
+    file = _answer_of(source)
+    if os.path.isdir(file):
+        found = _of_results(file, question, served_model)
     else:
-        found = _of_file(files[0] if files else source, question, alternative, served_model)
+        found = _of_file(file, question, alternative, served_model)
     for each in found.values():
         check_strategy(each.workload, each.strategy)
     return found
+
+
+def stated_question(source: Path) -> Question | None:
+    """The question that a folder's answer or a file states; None where it states none, or runs of a search do."""
+    file = _answer_of(source)
+    record = {} if os.path.isdir(file) else read_record(file, Exportable, sealed=False)
+    return question_of(file, record) if record.get("question") is not None else None
+
+
+def _answer_of(source: Path) -> Path:
+    """The file with the answer of a folder; the source itself where it is a file, or has runs of a search."""
+    files = (source / name for name in (RECOMMENDATION_FILE, POOLS_FILE, TUNED_FILE))
+    return next((file for file in files if os.path.lexists(file)), source)
 
 
 def _of_file(
@@ -102,7 +115,7 @@ def stated_deployments(
         return {name: replace(each, longest_request=longest) for name, each in of_usual.items()}
     if record.get("question") is not None:
         question = question or question_of(where, record)
-        record = _alternative(where, record, alternative)
+        record = _alternative(where, record, alternative) if "best" in record else record
     if question is None:
         raise InputError(f"{where} names no workload: name it with --workload, or describe it with --model")
     apart = record.get("prefill") and record.get("decode")

@@ -44,8 +44,49 @@ def test_a_printed_strategy_is_read_and_files_are_written(tmp_path: Path) -> Non
     assert answer["strategy"]["tp"] == 2
     assert (tmp_path / "o" / "config.yaml").read_text() == answer["files"]["config.yaml"]
     assert (tmp_path / "o" / "start.sh").read_text() == f"#!/bin/sh\n{answer['command']}\n"
+    (tmp_path / "bare.json").write_text(json.dumps({"strategy": answer["strategy"]}))
     with pytest.raises(InputError, match="names no workload"):
-        run(str(tmp_path / "best.json"))
+        run(str(tmp_path / "bare.json"))
+
+
+SMALL = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--gpus", "2", "--tpot-ms", "20")
+ONE = ("--tp", "2", "--batch", "8")
+LOAD = ("--requests-per-s", "1", "--set", "requests=20", "--set", "seeds=1")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("evaluate", ONE),
+        ("optimum", ()),
+        ("explain", ONE),
+        ("complete", (*ONE, "--dims", ",".join("?" * 10))),
+        ("replay", (*ONE, *LOAD)),
+    ],
+)
+def test_what_any_command_prints_states_its_question_and_is_exported_and_replayed(
+    command: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "printed.json"
+    file.write_text(RUNNER.invoke(app, [command, *SMALL, *words, "--json"], catch_exceptions=False).stdout)
+    printed = json.loads(file.read_text())
+    asked = Question.of_record(printed["question"])
+    assert (
+        asked.load().config_hash
+        == Question(model="llama_3_1_8b", isl=1000, osl=100, gpus=2, tpot_ms=20).load().config_hash
+    )
+    strategy = printed.get("strategy") or printed["best"]["strategy"]
+    assert json.loads(run(str(file), "--json"))["strategy"] == strategy
+    again = json.loads(RUNNER.invoke(app, ["replay", str(file), *LOAD, "--json"], catch_exceptions=False).stdout)
+    assert (again["strategy"], again["question"]) == (strategy, printed["question"])
+
+
+def test_the_strategy_of_a_certificate_is_exported(tmp_path: Path) -> None:
+    file = tmp_path / "best.json"
+    found = json.loads(
+        RUNNER.invoke(app, ["optimum", *SMALL, "--out", str(file), "--json"], catch_exceptions=False).stdout
+    )
+    assert json.loads(run(str(file), "--json"))["strategy"] == found["strategy"]
 
 
 def test_some_ops_alone_are_exported_to_pytorch(tmp_path: Path) -> None:
