@@ -305,16 +305,22 @@ def plot(curves: Curves, path: Path) -> None:
     from matplotlib.figure import Figure
 
     groups = list(dict.fromkeys(group for group, _ in curves))
+    searchers = sorted({searcher for _, searcher in curves})
     figure = Figure(figsize=(4 * len(groups), 3.2), layout="constrained")
     panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
     for panel, group in zip(panels, groups, strict=True):
-        for (of, searcher), by_case in sorted(curves.items()):
-            if of == group:
+        longest, cases = 0, 0
+        for place, searcher in enumerate(searchers):
+            if by_case := curves.get((group, searcher)):
                 points = min(len(curve) for each in by_case.values() for curve in each)
                 means = np.mean([np.mean([curve[:points] for curve in each], axis=0) for each in by_case.values()], 0)
-                panel.plot(POINTS[:points], means, marker="o", markersize=3, label=f"{searcher} ({len(by_case)} cases)")
-        panel.set(title=group, xscale="log", xlabel="calls", ylim=(0, 1.02))
-        panel.legend(fontsize=7, loc="lower right")
+                panel.plot(POINTS[:points], means, marker="o", markersize=3, color=f"C{place}", label=searcher)
+                longest, cases = max(longest, points), max(cases, len(by_case))
+        panel.set(title=f"{group}, {cases} cases", xscale="log", xlabel="calls", ylim=(0, 1.02))
+        panel.set_xticks(POINTS[:longest], map(str, POINTS[:longest]), minor=False)
+        panel.minorticks_off()
+    by_name = {line.get_label(): line for panel in panels for line in panel.get_lines()}
+    figure.legend(by_name.values(), by_name.keys(), fontsize=8, loc="outside right")
     panels[0].set_ylabel("f/f*, mean over cases")
     figure.savefig(path)
 
