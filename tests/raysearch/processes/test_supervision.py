@@ -36,7 +36,7 @@ cli.main()
 SAY = "print('ready', *sys.argv[1:], flush=True)"
 ORPHAN = "global orphan; orphan = subprocess.Popen(['sleep', '600'], start_new_session=True)"
 DEAF = "[signal.signal(s, signal.SIG_IGN) for s in (2, 15, 1)]; signal.pthread_sigmask(signal.SIG_UNBLOCK, (2, 15, 1))"
-TOLD = "supervision.can_go_on_with(['study', 'mine', '--resume'])"
+GOES_ON = "supervision.can_go_on_with(['study', 'mine', '--resume'])"
 
 
 def start_child(*statements: str) -> subprocess.Popen[str]:
@@ -54,7 +54,7 @@ def start_child(*statements: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_command_that_hears_nothing_is_ended_with_all_it_has_started_and_one_message(signum: int) -> None:
-    process = start_child(DEAF, TOLD, ORPHAN, SAY, "time.sleep(600)")
+    process = start_child(DEAF, GOES_ON, ORPHAN, SAY, "time.sleep(600)")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready study\n"
     started = started_by(process.pid)
@@ -72,14 +72,14 @@ def test_a_command_that_hears_nothing_is_ended_with_all_it_has_started_and_one_m
 @pytest.mark.slow
 def test_a_command_that_was_reported_to_stop_when_it_had_done_all_has_succeeded() -> None:
     watcher = "int(Path(f'/proc/{os.getppid()}/stat').read_text().rpartition(')')[2].split()[1])"  # the keeper's parent
-    process = start_child(DEAF, TOLD, SAY, f"os.kill({watcher}, signal.SIGTERM)", "return 0")
+    process = start_child(DEAF, GOES_ON, SAY, f"os.kill({watcher}, signal.SIGTERM)", "return 0")
     assert process.communicate(timeout=LONGEST_S) == ("ready study\n", "")
     assert process.returncode == 0
 
 
 @pytest.mark.slow
 def test_a_command_that_dies_leaves_nothing_behind_and_says_how_to_go_on() -> None:
-    process = start_child(TOLD, ORPHAN, SAY, "os.kill(os.getpid(), signal.SIGKILL)")
+    process = start_child(GOES_ON, ORPHAN, SAY, "os.kill(os.getpid(), signal.SIGKILL)")
     _, stderr = process.communicate(timeout=LONGEST_S)
     assert process.returncode == 1
     assert stderr.startswith(
@@ -98,7 +98,7 @@ def test_a_mistake_is_not_followed_by_how_to_go_on(code: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_command_that_other_code_ended_has_not_succeeded(code: int) -> None:
-    process = start_child(SAY, TOLD, f"os._exit({code})")
+    process = start_child(SAY, GOES_ON, f"os._exit({code})")
     _, stderr = process.communicate(timeout=LONGEST_S)
     assert process.returncode == 1
     what = f"code that the command called has ended its process, with exit code {code}"
@@ -123,7 +123,7 @@ def test_a_ray_that_has_started_has_nothing_to_do_with_an_end() -> None:
 
 @pytest.mark.slow
 def test_a_command_whose_ray_has_died_is_gone_on_with_and_given_up_at_last() -> None:
-    process = start_child(SAY, TOLD, "supervision.start_anew()")
+    process = start_child(SAY, GOES_ON, "supervision.start_anew()")
     printed, stderr = process.communicate(timeout=LONGEST_S)
     assert printed.splitlines() == ["ready study", *["ready study mine --resume"] * 3]
     assert stderr.startswith("error: Ray died again and again")
@@ -134,7 +134,7 @@ def test_a_command_whose_ray_has_died_is_gone_on_with_and_given_up_at_last() -> 
 def test_a_command_that_gets_on_is_begun_anew_however_often_its_ray_dies(tmp_path: Path) -> None:
     starts = f"starts = open({str(tmp_path / 'starts')!r}, 'a+'); starts.write('x'); starts.seek(0)"
     further = "made = min(len(starts.read()), 3); starts.close(); supervision.got_on(made); time.sleep(0.5)"
-    process = start_child(SAY, TOLD, starts, further, "supervision.start_anew()")
+    process = start_child(SAY, GOES_ON, starts, further, "supervision.start_anew()")
     printed, stderr = process.communicate(timeout=LONGEST_S)
     assert len(printed.splitlines()) == 3 + 4  # and is given up when it gets no further
     assert stderr.startswith("error: Ray died again and again")
@@ -143,7 +143,7 @@ def test_a_command_that_gets_on_is_begun_anew_however_often_its_ray_dies(tmp_pat
 @pytest.mark.slow
 def test_a_command_that_cannot_go_on_once_its_ray_has_died_says_how_to_later() -> None:
     again = "if '--resume' in sys.argv: return 2"
-    process = start_child(again, TOLD, "supervision.start_anew()")
+    process = start_child(again, GOES_ON, "supervision.start_anew()")
     assert process.communicate(timeout=LONGEST_S)[1].startswith("note: every call so far is kept. Go on with: ")
     assert process.returncode == 2
 
@@ -154,7 +154,7 @@ AGAIN = "if '--resume' in sys.argv: return 0"
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["keeper", "command"])
 def test_a_command_that_is_stopped_is_reported_of_and_begun_anew(victim: str) -> None:
-    process = start_child(TOLD, SAY, AGAIN, ORPHAN, "time.sleep(600)")
+    process = start_child(GOES_ON, SAY, AGAIN, ORPHAN, "time.sleep(600)")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready study\n"
     started = started_by(process.pid)
@@ -167,7 +167,7 @@ def test_a_command_that_is_stopped_is_reported_of_and_begun_anew(victim: str) ->
 
 @pytest.mark.slow
 def test_a_command_that_hangs_and_lets_no_thread_of_its_own_run_is_begun_anew() -> None:
-    process = start_child(SAY, AGAIN, TOLD, "import ctypes; ctypes.PyDLL(None).sleep(600)")
+    process = start_child(SAY, AGAIN, GOES_ON, "import ctypes; ctypes.PyDLL(None).sleep(600)")
     printed, stderr = process.communicate(timeout=LONGEST_S)
     assert printed == "ready study\nready study mine --resume\n"
     assert stderr.startswith("note: the command gave no sign of life")
@@ -176,7 +176,7 @@ def test_a_command_that_hangs_and_lets_no_thread_of_its_own_run_is_begun_anew() 
 
 @pytest.mark.slow
 def test_a_command_that_hangs_again_and_again_is_given_up() -> None:
-    process = start_child(SAY, TOLD, "import ctypes; ctypes.PyDLL(None).sleep(600)")
+    process = start_child(SAY, GOES_ON, "import ctypes; ctypes.PyDLL(None).sleep(600)")
     printed, stderr = process.communicate(timeout=LONGEST_S)
     assert len(printed.splitlines()) == 4
     assert stderr.splitlines()[-1].startswith(
@@ -199,7 +199,7 @@ def test_a_command_that_is_paused_as_a_whole_goes_on() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["watcher", "keeper", "group"])
 def test_whichever_is_killed_nothing_that_was_started_is_left(victim: str) -> None:
-    process = start_child(TOLD, ORPHAN, SAY, "time.sleep(600)")
+    process = start_child(GOES_ON, ORPHAN, SAY, "time.sleep(600)")
     assert process.stdout is not None
     process.stdout.readline()
     started = started_by(process.pid)

@@ -21,11 +21,11 @@ from sim.strategy import Strategy
 from sim.workload import Workload
 from tests.questions import question_about
 
-SAID = question_about("mixtral_8x7b", phase="serve", isl=2000, osl=150, gpus=8)
+STATED = question_about("mixtral_8x7b", phase="serve", isl=2000, osl=150, gpus=8)
 
 
 def serving(wait: int = 0, osl: int = 150) -> Workload:
-    return replace(SAID, osl=osl, prompt_wait_steps=wait).load()
+    return replace(STATED, osl=osl, prompt_wait_steps=wait).load()
 
 
 steady = st.tuples(
@@ -180,6 +180,6 @@ def test_waiting_pays_where_groups_hold_each_other_up_and_delays_the_first_token
 
 def test_engines_that_cannot_wait_say_so() -> None:
     with pytest.raises(CatalogError, match=r"vLLM .* no prompt waits .* leave out --set prompt_wait_steps, got 30"):
-        replace(SAID, engine="vllm", prompt_wait_steps=30).load()
-    assert replace(SAID, engine="sglang", prompt_wait_steps=30).load().prompt_wait_steps == 30
-    assert SAID.load().config_hash == serving(0).config_hash != serving(1).config_hash
+        replace(STATED, engine="vllm", prompt_wait_steps=30).load()
+    assert replace(STATED, engine="sglang", prompt_wait_steps=30).load().prompt_wait_steps == 30
+    assert STATED.load().config_hash == serving(0).config_hash != serving(1).config_hash

@@ -40,7 +40,7 @@ PROFILE = {
     "time_to_first_token": {"unit": "ms", "avg": 300.0},
 }
 METRICS = {"output_tokens_per_second": 800.0, "inter_token_latency_ms": 20.0, "time_to_first_token_ms": 300.0}
-SAID = {
+STATED = {
     "aiperf": PROFILE,
     "genai-perf": PROFILE,
     "vllm-bench": {"output_throughput": 800.0, "mean_tpot_ms": 20.0, "mean_ttft_ms": 300.0},
@@ -73,7 +73,7 @@ def program(folder: Path, name: str, code: str) -> None:
 def writes(tool: str) -> str:
     """Code of a tool that writes its results, and what it was told beside them."""
     path = f"results/{benchmark_tool(tool).file}"
-    code = f"pathlib.Path('results').mkdir(); pathlib.Path({path!r}).write_text({json.dumps(SAID[tool])!r})"
+    code = f"pathlib.Path('results').mkdir(); pathlib.Path({path!r}).write_text({json.dumps(STATED[tool])!r})"
     return f"{code}; pathlib.Path('told').write_text(json.dumps(sys.argv[1:])); print('progress')"
 
 
@@ -118,8 +118,8 @@ def test_results_that_are_forged_are_a_measurement_or_refused(name: str, tmp_pat
     tool, asked = benchmark_tool(name), deployment()
     for seed in range(INPUTS):
         rng = random.Random(f"{name} {seed}")
-        wrong = rng.choice([*WRONG, "8", 1e-300, 1e300, [SAID[name]]])
-        content = encoded(replaced(SAID[name], rng.choice(list(places(SAID[name]))), wrong), rng)
+        wrong = rng.choice([*WRONG, "8", 1e-300, 1e300, [STATED[name]]])
+        content = encoded(replaced(STATED[name], rng.choice(list(places(STATED[name]))), wrong), rng)
         (tmp_path / tool.file).write_bytes(broken(content, rng) if rng.random() < 0.2 else content)
         with contextlib.suppress(RunFailed):
             measured = measurement_of(tool, tmp_path, 2)

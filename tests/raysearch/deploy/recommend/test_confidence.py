@@ -19,11 +19,11 @@ from sim.simulate import evaluate
 from tests.questions import question_about
 
 pytestmark = pytest.mark.usefixtures("every_best_alone")
-SAID = {"isl": 1000, "osl": 200, "tpot_ms": 12.0, "ttft_ms": 150.0, "phase": "serve", "engine": "vllm"}
+STATED = {"isl": 1000, "osl": 200, "tpot_ms": 12.0, "ttft_ms": 150.0, "phase": "serve", "engine": "vllm"}
 
 
 def a_demand(confidence: float, **fields: object) -> Demand:
-    workload = question_about("llama_3_1_8b", gpus=4, **{**SAID, **fields}, batches="any").load()
+    workload = question_about("llama_3_1_8b", gpus=4, **{**STATED, **fields}, batches="any").load()
     return Demand(workload, 4, top=2, confidence=confidence)
 
 
@@ -73,7 +73,7 @@ def test_more_confidence_never_gives_more_and_even_odds_are_the_optimum() -> Non
 
 
 def test_what_is_recommended_holds_and_its_price_is_reported() -> None:
-    question = rs.question(model="llama_3_1_8b", gpus=2, **SAID, batches="powers_of_two")
+    question = rs.question(model="llama_3_1_8b", gpus=2, **STATED, batches="powers_of_two")
     found = rs.recommend(question, top=2, only="aggregated")
     best = found.best
     assert best is not None

@@ -24,7 +24,7 @@ ASKED = question_about(
 
 
 def asked(question: Question) -> Demand:
-    workload = replace(question.load(), degrees=replace(question.load().degrees, batch=(32, 64)))
+    workload = replace(question.load(), degrees=replace(question.load().degrees, batch=(32,)))
     return Demand(workload, workload.max_gpus, question, only="aggregated")
 
 

@@ -20,8 +20,8 @@ from raysearch.deploy.replay.replay_report import holds
 pytestmark = pytest.mark.usefixtures("every_best_alone")
 ASKED = rs.question(model="llama_3_1_8b", isl=1000, osl=200, tpot_ms=10, ttft_ms=150, gpus=8, batches="powers_of_two")
 LOAD = 30.0
-FEW = 300
-"""Requests of a replay: enough for a queue to build up, and a sixth of the time."""
+FEW = 200
+"""Requests of a replay: enough for a queue to build up, and a tenth of the time."""
 ONE_KIND: dict[str, Any] = {"top": 1, "requests": FEW, "only": "aggregated"}
 """Replicas of one kind alone: how pools are replayed is compared in tests/raysearch/deploy/test_agreement.py."""
 
