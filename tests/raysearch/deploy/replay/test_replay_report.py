@@ -125,7 +125,7 @@ def test_twice_the_replicas_carry_about_twice_the_load() -> None:
 def test_clients_at_once_wait_for_each_other_s_prompts() -> None:
     asked = rs.question(model="llama_3_1_8b", isl=2000, osl=100)
     few, many = (
-        rs.replay(asked, tp=1, batch=64, concurrency=clients, requests=400, seeds=1).report for clients in (4, 64)
+        rs.replay(asked, tp=1, batch=64, concurrency=clients, requests=200, seeds=1).report for clients in (4, 64)
     )
     mean = [report.seconds_of("ttft_s", "mean").value for report in (few, many)]
     assert mean[1] > 2 * mean[0]
@@ -268,9 +268,9 @@ def test_no_load_is_carried_above_the_steady_state_however_few_requests_are_repl
 @pytest.mark.parametrize("load", [5, 20, 60])
 def test_a_replay_that_ends_once_it_is_late_for_sure_says_what_the_whole_one_does(load: float) -> None:
     asked = rs.question(**QUESTION, gpus=2)
-    workload, strategy = asked.load(), _found(requests_per_s=4).report.setup.fleet.strategy
+    workload, strategy = asked.load(), rs.evaluate(asked, tp=1, batch=32).strategy
     pools = [(replace(workload, phase=phase), strategy, 1) for phase in ("prefill", "decode")]
-    sent = SentTraffic(Lengths(1000), Lengths(100), 400, load)
+    sent = SentTraffic(Lengths(1000), Lengths(100), 200, load)
     for fleet in (AggregatedFleet.of(workload, strategy, 2), DisaggregatedFleet.of(pools[0], pools[1])):
         setup = ReplaySetup(workload, fleet, sent, 99.0, 1)
         assert holds(setup, fleet) == replayed_traffic(setup).runs[0].holds
