@@ -52,7 +52,7 @@ KERNEL = ResidualKernel(shared=0.01, terms=0.0, degrees=0.01, choices=0.01, leng
 
 class TestPrior(SearcherSuite):
     searcher = "prior"
-    budget = 20  # five by the policy, then by what the answers say
+    budget = 12  # five by the policy, then by what the answers say
 
 
 def first_calls(workload: Workload, calls: int, simulator=evaluate, **options) -> float:
