@@ -124,6 +124,22 @@ def test_a_setting_means_the_same_in_every_command() -> None:
     assert {name for name, texts in meanings.items() if len(texts) > 1} == set()
 
 
+def test_a_setting_has_one_default_or_says_of_which_command_it_is_another() -> None:
+    defaults: dict[str, dict[str, str]] = {}
+    for name, command in COMMANDS.items():
+        for setting, each in settings_of(command.callback).items():
+            # What a file or a folder says comes before any default.
+            usual = each.usual.removeprefix("the folder's, else ")
+            if usual != "the file's":
+                defaults.setdefault(setting, {})[name] = usual
+    texts = {
+        name: each.about.help for command in COMMANDS.values() for name, each in settings_of(command.callback).items()
+    }
+    for setting, usual in defaults.items():
+        named = {command for command in usual if f"`{command}`" in texts[setting]}
+        assert len({default for command, default in usual.items() if command not in named}) <= 1, (setting, usual)
+
+
 def test_every_setting_has_bounds_a_default_and_a_meaning_and_is_listed() -> None:
     listed = answer_of("list")["settings"]
     for name, command in COMMANDS.items():

@@ -53,6 +53,8 @@ REPLAYS_HELP = (
     "Where requests come at random: how many strategies to replay at most, to prove that none does better; fewer in "
     "`recommend`, which is to answer in seconds, than in `optimum`."
 )
+REQUESTS_HELP = "Requests in one simulated run; half as many in `place`, which simulates many placements."
+SEEDS_HELP = "Independent simulated runs per figure; twice as many in `place`, whose runs are half as long."
 RequestsPerSOption = Annotated[
     float | None, typer.Option(help="Load: requests per second, over all replicas.", show_default="none")
 ]
@@ -109,7 +111,8 @@ ReplaySetting = Annotated[
 TimeoutSetting = Annotated[
     float,
     Setting(
-        "Timeout of one evaluation in seconds; after it the evaluation counts as failed and its process is ended.",
+        "Timeout of one evaluation in seconds; after it the evaluation counts as failed and its process is ended. "
+        "Longer in `tune-live`, whose benchmark may start a server.",
         least=0,
         most=LONGEST_TIMEOUT_S,
     ),

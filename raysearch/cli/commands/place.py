@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from raysearch.answers.placed import PlacementResult
-from raysearch.cli.commands.options import OUT_HELP, JsonOption, at_home, exit_unless_feasible, show_result
+from raysearch.cli.commands.options import (
+    OUT_HELP,
+    REQUESTS_HELP,
+    SEEDS_HELP,
+    JsonOption,
+    at_home,
+    exit_unless_feasible,
+    show_result,
+)
 from raysearch.cli.commands.settings import Setting, takes_settings
 from raysearch.processes.claim import check_folder
 
@@ -24,11 +32,11 @@ def place(
             "Coefficient of variation of the gaps between arrivals; 1 is Poisson.", "the file's", least=0.05, most=20.0
         ),
     ] = None,
-    requests: Annotated[int, Setting("Requests in one simulated run.", least=100, most=1_000_000)] = 1000,
-    seeds: Annotated[int, Setting("Independent simulated runs per figure.", least=1, most=10_000)] = 10,
+    requests: Annotated[int, Setting(REQUESTS_HELP, least=100, most=1_000_000)] = 1000,
+    seeds: Annotated[int, Setting(SEEDS_HELP, least=1, most=10_000)] = 10,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help=OUT_HELP, show_default="none", callback=at_home),
+        typer.Option("--out", "-o", help=OUT_HELP, show_default="nothing is written", callback=at_home),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 from raysearch.answers.compared_pools import SWEEPABLE, PoolsResult
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import (
+    REQUESTS_HELP,
     AnswerOutOption,
     JsonOption,
     RequestsPerSOption,
@@ -55,7 +56,7 @@ def show_pools(
     percentile: Annotated[
         float, Setting("Percentile of the latencies that must be within the limits.", least=0.0, most=100.0)
     ] = 99.0,
-    requests: Annotated[int, Setting("Requests in one simulated run.", least=10, most=10_000_000)] = 2000,
+    requests: Annotated[int, Setting(REQUESTS_HELP, least=10, most=10_000_000)] = 2000,
     trace: Annotated[
         str | None, Setting("A recorded trace: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
     ] = None,

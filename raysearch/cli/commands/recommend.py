@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from raysearch.cli.commands.options import (
     REPLAYS_HELP,
+    REQUESTS_HELP,
     AnswerOutOption,
     ConcurrencyOption,
     JsonOption,
@@ -46,7 +47,7 @@ def recommend(
     percentile: Annotated[
         float, Setting("Percentile of the latencies that must be within the limits.", least=0.0, most=100.0)
     ] = 99.0,
-    requests: Annotated[int, Setting("Requests in one simulated run.", least=10, most=10_000_000)] = 2000,
+    requests: Annotated[int, Setting(REQUESTS_HELP, least=10, most=10_000_000)] = 2000,
     trace: Annotated[
         str | None, Setting("A recorded trace: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
     ] = None,

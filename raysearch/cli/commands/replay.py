@@ -11,6 +11,8 @@ from raysearch.answers.replayed import MOST_REPLICAS, ReplayResult, TrafficOptio
 from raysearch.answers.strategy_text import strategy_of
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import (
+    REQUESTS_HELP,
+    SEEDS_HELP,
     AlternativeOption,
     AnswerOutOption,
     ConcurrencyOption,
@@ -78,8 +80,8 @@ def replay_traffic(
     percentile: Annotated[
         float, Setting("Percentile of the latencies that must be within the limits.", least=0.0, most=100.0)
     ] = 99.0,
-    requests: Annotated[int, Setting("Requests in one simulated run.", least=10, most=10_000_000)] = 2000,
-    seeds: Annotated[int, Setting("Independent simulated runs per figure.", least=1, most=1000)] = 5,
+    requests: Annotated[int, Setting(REQUESTS_HELP, least=10, most=10_000_000)] = 2000,
+    seeds: Annotated[int, Setting(SEEDS_HELP, least=1, most=1000)] = 5,
     out: AnswerOutOption = None,
     as_json: JsonOption = False,
 ) -> None:
