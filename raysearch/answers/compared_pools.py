@@ -36,7 +36,7 @@ SWEEPABLE: Mapping[str, bool] = {"isl": True, "gpus": True, "ttft_ms": False, "r
 """What may be swept, and whether it is whole."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PoolsResult(Result):
     """The best of each way to serve a mix of requests, under one or several limits, loads and prompt lengths.
 

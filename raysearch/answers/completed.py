@@ -36,7 +36,7 @@ WEIGHTS = "megatron-weights"
 _TENSOR = re.compile(r"\w+\[[^\]]*\](?:\{[^]]*?\}(?!\}))?")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CompletionResult(Result):
     """Two completions of a strategy.
 

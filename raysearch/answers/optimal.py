@@ -57,7 +57,7 @@ def no_bars(_: str) -> AbstractContextManager[CountProgress]:
     return nullcontext(lambda done, total: None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OptimumResult(Result):
     """The best strategy of a question's whole space; how the landscape lies around it is worked out when it is read.
 
@@ -286,7 +286,7 @@ _BASES = ("megatron", "megatron-sp", "joint")
 """Spaces over whose bests the others' are shown."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SpacesResult(Result):
     """The exact best of several spaces of one workload.
 

@@ -29,7 +29,7 @@ def no_progress(what: str, done: int, total: int) -> None:
     """Shows nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PlacementResult(Result):
     """Which of several models share which GPUs, and how many requests are in time then.
 

@@ -40,7 +40,7 @@ Recommender = Literal["aisimulate"]
 """Others that recommend deployments."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RecommendationResult(Result):
     """What to run, what else, and why not more.
 

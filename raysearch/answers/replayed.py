@@ -73,7 +73,7 @@ class TrafficOptions:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ReplayResult(Result):
     """What becomes of traffic on replicas of a strategy.
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _PICTURES = (("Anytime curves", "curve"), ("Comparison", "comparison"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ReportResult(Result):
     """A study or a search: scores, statistics over seeds, the best strategies.
 

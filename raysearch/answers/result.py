@@ -51,16 +51,21 @@ class Result(ABC):
     def __str__(self) -> str:
         return _rendered(self, html=False)
 
+    def __repr__(self) -> str:
+        first = next(iter(self.blocks()), "")
+        lines = (first if isinstance(first, str) else _rendered(first, html=False)).strip().split("\n")
+        return f"<{type(self).__name__}: {lines[0].strip()}>"
+
     def _repr_html_(self) -> str:
         return _rendered(self, html=True)
 
 
-def _rendered(result: Result, *, html: bool) -> str:
+def _rendered(shown: RenderableType, *, html: bool) -> str:
     from raysearch.base.console import InertConsole
 
     page = io.StringIO()
     console = InertConsole(file=page, record=html, width=_NOTEBOOK_COLUMNS)
-    console.print(result)
+    console.print(shown)
     if not html:
         return page.getvalue().rstrip()
     return console.export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')

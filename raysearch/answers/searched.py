@@ -65,7 +65,7 @@ def no_bar(run_id: str, budget: int) -> AbstractContextManager[Callable[[RunMetr
     return nullcontext(lambda metrics: None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SearchResult(Result):
     """What a searcher found, and where all its calls lie.
 

@@ -490,6 +490,8 @@ def test_an_answer_is_text_a_notebook_s_cell_a_table_data_and_a_picture(kind: st
     assert all(f"        {field.name}: " in str(type(answer).__doc__) for field in fields(answer))  # type: ignore[arg-type]
     assert str(answer).strip()
     assert answer._repr_html_().startswith("<pre")
+    assert repr(answer).startswith(f"<{type(answer).__name__}: ")
+    assert len(repr(answer)) < 300
     assert plain(answer)
     assert isinstance(answer.feasible, bool)
     assert len(answer.to_frame()) == len(answer.to_rows()) > 0
