@@ -179,8 +179,8 @@ MISTAKES: list[tuple[Callable[[], object], tuple[str, ...], str]] = [
         "give isl= and osl=, or mix=, not both: mix has lengths of its own",
     ),
     (
-        lambda: rs.replay(ASKED, tp=1),
-        ("replay", *LLAMA, "--tp", "1"),
+        lambda: rs.replay(ASKED, tp=1, batch=1),
+        ("replay", *LLAMA, "--tp", "1", "--batch", "1"),
         "expected the traffic: requests_per_s=, concurrency=, or trace=",
     ),
     (

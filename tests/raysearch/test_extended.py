@@ -197,7 +197,7 @@ def test_a_layout_stands_for_its_degrees() -> None:
 
 
 def test_what_an_answer_prints_as_its_strategy_is_a_layout() -> None:
-    asked = rs.question(model="qwen3_235b_a22b", hardware="h200_sxm", isl=4000, osl=500, gpus=16, engine="sglang")
+    asked = rs.question(model="qwen3_235b_a22b", hardware="h200_sxm", isl=4000, osl=500, gpus=8, engine="sglang")
     answer = rs.recommend(replace(asked, batches="powers_of_two"), only="aggregated").answer
     found = [each.evaluation for each in (*answer.options, *answer.front)]
     assert len({layout_of(each.strategy) for each in found}) > 2
