@@ -130,6 +130,9 @@ class ExportResult(Result):
         whole = by_pool.pop("", {})
         return {**whole, "pools": by_pool} if by_pool else whole
 
+    def _in_python(self, text: str) -> str:
+        return text  # whose options are the engine's
+
     def to_rows(self) -> list[JsonObject]:
         """A row per file."""
         return [{"file": name, "text": text} for name, text in self.files.items()]

@@ -46,7 +46,13 @@ class Result(ABC):
         from rich.text import Text
 
         for block in self.blocks():
-            yield Text(block) if isinstance(block, str) else block  # brackets in a text are no markup
+            yield Text(self._in_python(block)) if isinstance(block, str) else block  # brackets are no markup
+
+    def _in_python(self, text: str) -> str:
+        """A text of the command, whose options are named as arguments."""
+        from raysearch.base.arguments import as_arguments, option_names
+
+        return as_arguments(text, option_names("forms", "replays"))
 
     def __str__(self) -> str:
         return _rendered(self, html=False)

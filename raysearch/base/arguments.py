@@ -81,7 +81,7 @@ def in_python(function: Callable[P, T], name: str = "") -> Callable[P, T]:
         name: What it is called there, if not by its own name.
     """
     signature = inspect.signature(function)
-    names = {"as": "family"} | {name.replace("_", "-"): name for name in (*QUESTION_FIELDS, *signature.parameters)}
+    names = option_names(*signature.parameters)
 
     @functools.wraps(function, updated=())
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -96,6 +96,11 @@ def in_python(function: Callable[P, T], name: str = "") -> Callable[P, T]:
             raise
 
     return called
+
+
+def option_names(*others: str) -> dict[str, str]:
+    """Arguments by the words of their options: those of a question, and others."""
+    return {"as": "family"} | {name.replace("_", "-"): name for name in (*QUESTION_FIELDS, *others)}
 
 
 _OPTION = re.compile(r"(?<![\w-])--(?:set )?([a-z][a-z0-9_-]*)(=[^\s:;,]+)?(:)?")

@@ -24,7 +24,7 @@ from raysearch.answers.placed import PlacementResult
 from raysearch.answers.recommended import RecommendationResult
 from raysearch.answers.result import Result
 from raysearch.answers.searched import SearchResult
-from raysearch.base.arguments import BOUNDS, as_arguments
+from raysearch.base.arguments import BOUNDS, as_arguments, option_names
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import degrees_text
 from raysearch.cli.app import app
@@ -32,7 +32,7 @@ from raysearch.cli.commands.settings import settings_of
 from raysearch.runs.run import SearchRun
 from raysearch.studies.study_file import load_study, run_dir, write_study
 from sim.config.files import CatalogError
-from sim.config.question import QUESTION_FIELDS, Question, option_of
+from sim.config.question import QUESTION_FIELDS, Question
 from sim.simulate import evaluate
 from tests.conftest import CHECKOUT
 
@@ -203,8 +203,7 @@ def test_a_mistake_names_arguments_in_python_and_options_in_a_command(
     answer = RUNNER.invoke(app, words)
     refused = str(answer.exception) if isinstance(answer.exception, ValueError) else answer.stderr
     assert "--" in refused
-    names = {option_of(name).split()[-1].removeprefix("--"): name for name in QUESTION_FIELDS}
-    names |= {name.replace("_", "-"): name for name in inspect.signature(getattr(rs, words[0])).parameters}
+    names = option_names(*inspect.signature(getattr(rs, words[0])).parameters)
     if isinstance(answer.exception, CatalogError | InputError) and "margin" not in message:  # the command's own
         assert as_arguments(refused, names) == str(in_python.value)
 
@@ -383,6 +382,12 @@ def test_an_export_is_the_command_s(recommended: RecommendationResult, tmp_path:
     assert plain(rs.export(one, "sglang", replicas=3)) == answer_of(
         "export", *asked, "--to", "sglang", "--set", "replicas=3"
     )
+
+
+def test_an_answer_that_is_printed_in_python_names_arguments(recommended: RecommendationResult) -> None:
+    assert "at even odds (confidence=0.5)" in str(recommended)
+    assert "at even odds (--set confidence=0.5)" in RUNNER.invoke(app, ["recommend", *WORDS, "--set", "top=2"]).stdout
+    assert "--tensor-parallel-size 2" in str(rs.export(rs.evaluate(ASKED, layout="tp2", batch=8)))
 
 
 def test_the_brackets_of_an_interval_are_no_markup(recommended: RecommendationResult) -> None:
