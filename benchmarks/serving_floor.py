@@ -3,10 +3,11 @@
     python benchmarks/serving_floor.py runs/ h100_sxm=h100_runs/ dashboards.csv
 
 Reads folders and files of runs as `raysearch calibrate --set runs` does, prices them, and prints by machine: how far
-runs of one configuration lie apart; what extremely randomised trees say of workloads that they have not seen, and of
-runs whose workload they have (scikit-learn); what is left of the error on an unseen machine after five random runs of
-an engine and model have scaled it, and after the best scaling that there is; and how wide the fifth to the
-ninety-fifth percentile of what is left is. Takes some CPU minutes.
+runs of one configuration lie apart; how far off the best of all times is that never fall as a layout of a workload gets
+more requests; what extremely randomised trees say of workloads that they have not seen, and of runs whose workload they
+have (scikit-learn); what is left of the error on an unseen machine after five random runs of
+an engine and model have scaled it, and after the best scaling that there is; how wide the fifth to the ninety-fifth
+percentile of what is left is; and how far decode workers of pools are off. Takes some CPU minutes.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import linprog
 from sklearn.ensemble import ExtraTreesRegressor
 
-from raysearch.fidelity.calibration.pooled_fit import Bools, held_out
+from raysearch.fidelity.calibration.pooled_fit import Bools, PooledTimes, held_out
 from raysearch.fidelity.calibration.serving_fit import names_machines, rows_by
 from raysearch.fidelity.calibration.serving_pool import MeasuredRuns, measured_runs
 from sim.arrays import Floats
@@ -39,9 +41,10 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", help="folder or file, or MACHINE=FOLDER where the file names no machine")
     folders = [each for text in parser.parse_args().runs for each in _folders(text)]
     measured = measured_runs(folders, measured_machine)
-    kept = measured.pool.steps.priced & (measured.pool.weights > 0)
+    kept = measured.pool.steps.priced & (measured.pool.weights > 0) & measured.aggregated
     systems = np.array(measured.systems)
     machines = [name for name in sorted(set(measured.systems)) if (kept & (systems == name)).sum() >= _RUNS]
+    in_pools = measured.pool.steps.priced & (measured.pool.weights > 0) & ~measured.aggregated
     by_workload = _predicted_s(measured, measured.workloads, _FOLDS)
     by_machine = _predicted_s(measured, measured.systems, len(measured.runs))
     trees = {
@@ -49,11 +52,16 @@ def main() -> None:
         "trees, run": _trees_s(measured, kept, list(range(len(kept)))),
     }
     print(
-        "machine | runs | repeats apart: pairs, median, mean | ours, workload held out | trees, workload | trees, run"
+        "machine | runs | repeats apart: pairs, median, mean | best that rises with the load | "
+        "ours, workload held out | trees, workload | trees, run"
     )
     for name in machines:
         rows = kept & (systems == name)
-        cells = [_repeats(measured, rows), *(_error(measured, rows, each) for each in (by_workload, *trees.values()))]
+        cells = [
+            _repeats(measured, rows),
+            _rising(measured, rows),
+            *(_error(measured, rows, each) for each in (by_workload, *trees.values())),
+        ]
         print(" | ".join([name, f"{rows.sum():,}", *cells]))
     print("\nmachine held out | as it comes | five runs of a model | best scaling | five of a layout | best scaling")
     for name in machines:
@@ -67,6 +75,14 @@ def main() -> None:
         rows = kept & (systems == name)
         widths = [_width(measured, rows, each) for each in (by_workload, *trees.values())]
         print(" | ".join([name, *widths]))
+    common = PooledTimes(measured.pool[measured.pool.weights > 0])
+    rows_of = zip(measured.pool.cells, measured.pool.layers.tolist(), strict=True)
+    in_sample = measured.pool.steps.tpot_of_each_s([common.times(*each) for each in rows_of])
+    print("\ndecode workers of pools | rows | in sample | workload held out | machine held out")
+    for name in sorted({measured.systems[row] for row in measured.in_pools}):
+        rows = in_pools & (systems == name)
+        cells = [_error(measured, rows, each) for each in (in_sample, by_workload, by_machine)]
+        print(" | ".join([name, f"{rows.sum():,}", *cells]))
 
 
 def _folders(text: str) -> list[tuple[Path, str]]:
@@ -156,6 +172,39 @@ def _repeats(measured: MeasuredRuns, rows: Bools) -> str:
     if not apart:
         return "none"
     return f"{len(apart)}, {np.median(apart):.1%}, {np.mean(apart):.1%}"
+
+
+def _rising(measured: MeasuredRuns, rows: Bools) -> str:
+    """The least mean error of times that never fall with the requests of a worker, and of how many runs.
+
+    Of the runs of a layout at given lengths that differ in their requests: three loads or more.
+    """
+    keys = [
+        (_layout(measured, row), measured.runs[row].prompt_tokens, measured.runs[row].output_tokens)
+        for row in range(len(rows))
+    ]
+    errors = list[float]()
+    for same in rows_by([repr(keys[row]) for row in np.flatnonzero(rows).tolist()]).values():
+        at = np.flatnonzero(rows)[same]
+        loads = [measured.runs[row].strategy.batch for row in at.tolist()]
+        if len(set(loads)) > 2:
+            errors += _least_rising(loads, measured.pool.measured_s[at]).tolist()
+    return f"{np.mean(errors):.1%} of {len(errors)}" if errors else "none"
+
+
+def _least_rising(loads: Sequence[int], measured_s: Floats) -> Floats:
+    """[runs] errors of the times, one a load and never falling, whose mean error is the least: a linear program."""
+    steps, runs = sorted(set(loads)), len(loads)
+    of_load = np.array([[load == step for step in steps] for load in loads], dtype=float) / measured_s[:, None]
+    falls = np.eye(len(steps))[:-1] - np.eye(len(steps))[1:]
+    bounds = [
+        np.hstack([of_load, -np.eye(runs)]),
+        np.hstack([-of_load, -np.eye(runs)]),
+        np.hstack([falls, np.zeros((len(falls), runs))]),
+    ]
+    most = np.concatenate([np.ones(runs), -np.ones(runs), np.zeros(len(falls))])
+    found = linprog(np.repeat([0.0, 1.0], [len(steps), runs]), A_ub=np.vstack(bounds), b_ub=most)
+    return np.abs(of_load @ found.x[: len(steps)] - 1)
 
 
 def _scaled(

@@ -301,7 +301,8 @@ def stored_intervals(calibration: Calibration | None) -> hardware.ServingInterva
         return None
     kinds = [hardware.Widths(tuple(record[kind]["low"]), tuple(record[kind]["high"])) for kind in _INTERVAL_KINDS]
     models = {name: frozenset(engine.get("models", ())) for name, engine in fitted["engines"].items()}
-    return hardware.ServingIntervals(*kinds, kernels=tuple(record["kernels"]), models=models)
+    known = {name: frozenset(engine.get("of", ())) - models[name] for name, engine in fitted["engines"].items()}
+    return hardware.ServingIntervals(*kinds, kernels=tuple(record["kernels"]), models=models, elsewhere=known)
 
 
 _INTERVAL_KINDS = ("measured", "unmeasured", "bare")

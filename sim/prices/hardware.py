@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sim.arrays import exp_of
@@ -223,6 +223,7 @@ class ServingIntervals:
         bare: The same without an engine's own times.
         kernels: What the kernels and collectives of those runs put into it, as factors.
         models: Names of the models that were measured under each engine.
+        elsewhere: The same of those whose engine times are those of their runs on other machines.
     """
 
     measured: Widths
@@ -230,6 +231,7 @@ class ServingIntervals:
     bare: Widths
     kernels: Interval
     models: Mapping[str, frozenset[str]]
+    elsewhere: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
 
 
 @dataclass(frozen=True, slots=True)

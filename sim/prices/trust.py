@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -120,10 +120,12 @@ def step_interval(hardware: Hardware, engine: str | None, model: str, *, moe: bo
         return StepInterval(lambda _: same, EXACT, None, "no serving run of this machine was measured")
     if engine is None:
         widths, because = runs.bare, "no engine is named, so its time per step is not included"
-    elif model in runs.models.get(engine, runs.models.get(engine.partition("<")[0], frozenset())):
+    elif model in _under(runs.models, engine):
         widths, because = runs.measured, ""
     else:
         widths, because = runs.unmeasured, f"no serving run of {model} under {engine} was measured"
+        if model in _under(runs.elsewhere, engine):
+            because += f" on {hardware.name}, so its engine times are those of its runs on others"
     serving = partial(widths.at, moe=moe)
     if curves is None or not (curves.other_machine and curves.calibration.carries_serving):
         return StepInterval(serving, runs.kernels, None, because)
@@ -131,6 +133,11 @@ def step_interval(hardware: Hardware, engine: str | None, model: str, *, moe: bo
     unknown = f"{what} of {curves.other_machine}, not of {hardware.name}"
     because = "; ".join(filter(None, (unknown, because)))
     return StepInterval(serving, runs.kernels, curves.carried_over.interval, because)
+
+
+def _under(models: Mapping[str, frozenset[str]], engine: str) -> frozenset[str]:
+    """Models of an engine of some generation, or of any where that has none."""
+    return models.get(engine, models.get(engine.partition("<")[0], frozenset()))
 
 
 def on_top(serving: Interval, kernels: Interval, usual: Interval) -> Interval:

@@ -208,12 +208,14 @@ runs of 13 and 15 May took as long as those of April, of the 17th a third. [fitt
 def generation_of(backend: str, version: Any, measured: Any) -> str:
     """The engine and, of all generations but the newest, the release before which it was: "vllm<0.18".
 
-    Where no release is stated, the date of the run says which it can have been; without one it counts as the newest.
+    Where no release is stated, as of a build of some day, the date of the run says which it can have been; without one
+    it counts as the newest.
 
-    >>> generation_of("trtllm", "1.1.0rc2.post2", ""), generation_of("sglang", "nan", "2025-11-10")
-    ('trtllm<1.2', 'sglang<0.5.7')
+    >>> generation_of("trtllm", "1.1.0rc2.post2", ""), generation_of("sglang", "nightly-dev-20260216", "2026-02-20")
+    ('trtllm<1.2', 'sglang<0.5.11')
     """
-    numbers = tuple(int(part) for part in re.findall(r"\d+", str(version).partition("rc")[0])[:3])
+    stated = str(version).removeprefix("v").partition("rc")[0]
+    numbers = tuple(int(part) for part in re.findall(r"\d+", stated)[:3]) if re.match(r"\d+\.\d", stated) else ()
     when = str(measured)
     dated = not numbers and bool(re.match(r"\d{4}-\d{2}", when))
     for release, month in _GENERATIONS.get(backend, ()):
@@ -241,6 +243,7 @@ def agg_run(row: JsonFields) -> ServingRun | Skipped:
         return Skipped(f"it runs {stages} pipeline stages, whose microbatches it does not state")
     tp = _number(row["tp_size"]) or 1
     dp = _number(row["attention_dp_size"])
+    names_dp = dp > 0
     moe_tp, moe_ep = _number(row["moe_tp_size"]) or 1, _number(row["moe_ep_size"]) or 1
     if _counts_expert_parallelism_twice(row):
         reread += (f"{tp * dp} GPUs read as {moe_ep}: the product counts expert parallelism twice",)
@@ -249,12 +252,14 @@ def agg_run(row: JsonFields) -> ServingRun | Skipped:
         return Skipped(f"no engine cuts {model.heads} heads over {tp} GPUs: these are the GPUs of several workers")
     if not dp and model.is_moe and _is_inferencex(row) and moe_tp * moe_ep > tp:
         dp = moe_tp * moe_ep // tp
+    shares = max(1, concurrency // per_rank) if per_rank else 1
+    apart = not model.is_moe or row.get("source") == _ON_64_GPUS
     if not dp:
-        dp = max(1, concurrency // per_rank) if per_rank and model.is_moe else 1
-    workers = max(1, concurrency // per_rank) if per_rank and not model.is_moe else 1
+        dp = 1 if apart else shares
+    workers = shares if apart else 1
     gpus = tp * dp
     counts_all_gpus = moe_tp * moe_ep == tp and tp % dp == 0
-    if model.is_moe and dp > 1 and (counts_all_gpus or dp == tp):
+    if model.is_moe and dp > 1 and (counts_all_gpus or (names_dp and dp == tp)):
         if not counts_all_gpus:
             reread += (f"attention_dp_size = tp_size = {tp} read as the engine's flag: {tp} GPUs, not {gpus}",)
         tp, gpus = tp // dp, tp
@@ -321,6 +326,9 @@ def _settings(
 
 _CACHED_PROMPTS = "InferenceX export nvidia_Llama-3.1-8B-Instruct-FP8.csv"
 """A sweep whose prompts vLLM's prefix cache must have held: no other run took less time than its prompts alone."""
+_ON_64_GPUS = "InferenceX export tensorrtllm-runtime:0.8.1"
+"""An export whose every deployment fills 64 GPUs, so that what clients send is shared out over workers: 32 of TP2, 40
+of TP1 beside 6 of TP4, and 8 of TP8. Read as 8 attention ranks, that one would beat runs of a third of its load."""
 _BALANCED_WAIT = 60
 """[published] timeout_iters of attention_dp_config in InferenceX's scripts, with enable_balance."""
 _MOST_MEMORY = 0.95

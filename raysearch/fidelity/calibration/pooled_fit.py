@@ -111,7 +111,7 @@ EFFECTS: Mapping[str, tuple[Effect, ...]] = {
     "prompt_factor": (
         Effect(_FAMILY, 0.1, -0.8),
         Effect(("weights",), 0.2),
-        Effect(("engine", "system"), 0.2),
+        Effect(("engine", "system"), 0.02),
         Effect(("engine", "system", "model"), 0.8),
         Effect(("maker",), 0.3),
         Effect(("engine", "maker"), 0.3),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from raysearch.base.errors import InputError
-from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun
+from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped
+from raysearch.fidelity.calibration.disaggregated_recipes import recipes_by_time
 from raysearch.fidelity.calibration.engines import FOLDS, Steps, stating_their_batch, steps_of
 from raysearch.fidelity.calibration.intervals import (
     Residuals,
@@ -19,7 +22,8 @@ from raysearch.fidelity.calibration.intervals import (
     usual_kernels,
 )
 from raysearch.fidelity.calibration.pooled_fit import JUDGED_BY, Bools, Pool, PooledTimes, cell_of_run, held_out
-from raysearch.fidelity.calibration.serving_fit import agg_runs, numbers_of, read_serving_runs
+from raysearch.fidelity.calibration.serving_fit import agg_runs, numbers_of, read_serving_runs, records
+from raysearch.fidelity.validation.disaggregated import pair_of
 from sim.arrays import Floats
 from sim.config.catalog import cells_of
 from sim.json_object import JsonFields, JsonObject
@@ -35,17 +39,24 @@ _FEW_MODELS = 3
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRuns:
-    """Aggregated runs of several machines.
+    """Runs of several machines: aggregated ones, and the decode workers of those with pools.
 
     Attributes:
         runs: The deployments.
         systems: [runs] their machines.
         pool: What a fit takes of them; rows that repeat another weigh nothing.
+        in_pools: Rows of decode workers: fitted to like the others, but no interval of a server is judged by them.
     """
 
     runs: Sequence[ServingRun]
     systems: Sequence[str]
     pool: Pool
+    in_pools: frozenset[int] = frozenset()
+
+    @property
+    def aggregated(self) -> Bools:
+        """[runs] whether a server ran prompts, too."""
+        return np.array([row not in self.in_pools for row in range(len(self.runs))], dtype=bool)
 
     @property
     def models(self) -> list[str]:
@@ -67,7 +78,7 @@ class MeasuredRuns:
 
 
 def measured_runs(folders: Sequence[tuple[Path, str]], machine: Callable[[str], MeasuredMachine]) -> MeasuredRuns:
-    """The aggregated runs in some folders, priced on their machines.
+    """The runs in some folders, priced on their machines; of pools their decode workers.
 
     Args:
         folders: Each with the machine whose runs are meant.
@@ -79,27 +90,75 @@ def measured_runs(folders: Sequence[tuple[Path, str]], machine: Callable[[str], 
     runs: list[ServingRun] = []
     systems: list[str] = []
     parts: list[tuple[Steps, Floats]] = []
+    in_pools = set[int]()
     for folder, name in folders:
         frame = read_serving_runs(folder, name)
-        found = agg_runs(frame) if frame is not None else None
-        if found is None or not found.runs:
+        if frame is None:
             continue
-        runs += found.runs
-        systems += [name] * len(found.runs)
-        parts.append((steps_of(found.runs, machine(name)), numbers_of(found.rows, "silicon_tpot_ms") / 1e3))
-    if not runs:
+        found = agg_runs(frame)
+        for some, measured in (
+            (found.runs, numbers_of(found.rows, "silicon_tpot_ms") / 1e3),
+            decode_workers(pd.DataFrame(frame[frame["mode"] != "agg"])),
+        ):
+            if not some:
+                continue
+            if some is not found.runs:
+                in_pools |= set(range(len(runs), len(runs) + len(some)))
+            runs += some
+            systems += [name] * len(some)
+            parts.append((steps_of(some, machine(name)), measured))
+    if len(in_pools) == len(runs):
         raise InputError("no serving run can be priced: expected endtoend_ttft_tpot.csv or runs.csv in a folder")
     steps, measured_s = _joined([each for each, _ in parts]), np.concatenate([each for _, each in parts])
-    keys = [str(key) for key in zip(systems, measured_s.tolist(), [run.strategy for run in runs], strict=True)]
-    new = np.zeros(len(runs), dtype=bool)
-    new[np.unique(keys, return_index=True)[1]] = True
-    weights = (new & stating_their_batch(runs) & steps.priced).astype(float)
+    weights = (told_once(systems, runs, measured_s) & stating_their_batch(runs) & steps.priced).astype(float)
     cells = [
         cell_of_run(run, system, *_made_by(machine(system)(run.kernels)))
         for run, system in zip(runs, systems, strict=True)
     ]
     layers = np.array([run.model.layers for run in runs], dtype=float)
-    return MeasuredRuns(runs, systems, Pool(cells, layers, steps, measured_s, weights))
+    return MeasuredRuns(runs, systems, Pool(cells, layers, steps, measured_s, weights), frozenset(in_pools))
+
+
+def decode_workers(rows: pd.DataFrame) -> tuple[list[ServingRun], Floats]:
+    """A decode worker of each run with pools, with as many requests as decode at once, and its seconds per token.
+
+    Of the requests that clients keep open, those decode that are not on their way to a first token: the share of their
+    time after it, as measured (Little's law). Their engines count as of the newest release, as pools are priced.
+    """
+    found: list[tuple[ServingRun, float]] = []
+    every = records(rows.reset_index(drop=True))
+    for row, recipe in zip(every, recipes_by_time(every), strict=True):
+        pair = pair_of(row, recipe)
+        ttft_s, tpot_s = (float(row.get(name) or math.nan) / 1e3 for name in ("silicon_ttft_ms", "silicon_tpot_ms"))
+        if isinstance(pair, Skipped) or not ttft_s > 0:
+            continue
+        answer_s = pair.decode.output_tokens * tpot_s
+        running = min(pair.places, pair.open_requests * answer_s / (ttft_s + answer_s))
+        strategy = replace(pair.decode.strategy, batch=max(1, round(running / pair.decodes)))
+        found.append((replace(pair.decode, strategy=strategy, generation=pair.decode.backend), tpot_s))
+    return [run for run, _ in found], np.array([tpot_s for _, tpot_s in found])
+
+
+_DECIMALS = 2
+"""Of a millisecond, to which some exports round what others state in full."""
+
+
+def told_once(systems: Sequence[str], runs: Sequence[ServingRun], measured_s: Floats) -> Bools:
+    """[runs] whether a run repeats none before it, nor is the rounded copy of any."""
+    measured_ms = measured_s * 1e3
+    rounded_ms = np.round(measured_ms, _DECIMALS)
+    cut = np.isclose(measured_ms, rounded_ms, rtol=1e-12, atol=0)
+    where = [
+        repr((system, run.model.name, run.backend, run.strategy)) for system, run in zip(systems, runs, strict=True)
+    ]
+    whole = {key for key, is_cut in zip(zip(where, rounded_ms.tolist(), strict=True), cut, strict=True) if not is_cut}
+    known: set[tuple[str, float]] = set()
+    new = np.zeros(len(runs), dtype=bool)
+    for row, key in enumerate(zip(where, measured_ms.tolist(), strict=True)):
+        copied = bool(cut[row]) and (where[row], float(rounded_ms[row])) in whole
+        new[row] = not copied and key not in known
+        known.add(key)
+    return new
 
 
 def _made_by(hardware: Hardware) -> tuple[str, str]:
@@ -135,11 +194,13 @@ def pooled_serving(measured: MeasuredRuns, system: str) -> JsonObject:
         measured: Runs of this machine and of others, or of others alone.
         system: Its name.
     """
-    pool, rows = measured.pool, {name: measured.systems.count(name) for name in set(measured.systems)}
-    own = np.array([name == system for name in measured.systems], dtype=bool)
-    maker = next((pool.cells[row].maker for row in np.flatnonzero(own).tolist()), "")
+    pool, aggregated = measured.pool, measured.aggregated
+    servers = [name for name, kept in zip(measured.systems, aggregated, strict=True) if kept]
+    rows = {name: servers.count(name) for name in set(measured.systems)}
+    own = np.array([name == system for name in measured.systems], dtype=bool) & aggregated
+    maker = next((cell.maker for cell in pool.cells if cell.system == system), "")
     alike = np.array([rows[c.system] >= JUDGED_BY and c.maker == maker for c in pool.cells], dtype=bool)
-    judged, own = alike & pool.steps.priced, own & pool.steps.priced
+    judged, own = alike & aggregated & pool.steps.priced, own & pool.steps.priced
     models = {cell.model for cell, kept in zip(pool.cells, judged, strict=True) if kept}
     groups, labels = measured.models, measured.workloads
     if len(models) < _FEW_MODELS:
@@ -165,7 +226,8 @@ def pooled_serving(measured: MeasuredRuns, system: str) -> JsonObject:
     blind_s = pool.steps[at].tpot_of_each_s([by_workload[row] for row in at.tolist()])
     error = np.abs(blind_s / pool.measured_s[at] - 1)
     return {
-        "source": f"{len(measured.runs)} aggregated runs of {', '.join(sorted(rows))}, fitted together",
+        "source": f"{len(servers)} aggregated runs and {len(measured.in_pools)} decode workers of "
+        f"{', '.join(sorted(rows))}, fitted together",
         "rows": int(own.sum()),
         "mape": round(float(error.mean()), 4),
         "median_ape": round(float(np.median(error)), 4),
@@ -195,7 +257,7 @@ def anchored_serving(serving: JsonObject, measured: MeasuredRuns, system: str) -
     pool = measured.pool
     for row, run in enumerate(measured.runs):
         name = next((name for name in (run.generation, run.engine, run.backend) if name in engines), None)
-        if name is None or measured.systems[row] != system or not pool.weights[row]:
+        if name is None or measured.systems[row] != system or not pool.weights[row] or row in measured.in_pools:
             continue
         record, cell = engines[name], pool.cells[row]
         times = times_of(record, cells_of(run.model, run.weights, drafts=bool(cell.drafts)), run.model.layers)

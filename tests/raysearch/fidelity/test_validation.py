@@ -689,6 +689,36 @@ def test_narrow_weights_of_mixtures_are_their_experts() -> None:
 def test_requests_of_several_workers_are_shared_out() -> None:
     found = run_of(concurrency=448, batch_size=14)
     assert (found.replicas, found.strategy.batch, found.gpus) == (32, 14, 64)
+    experts = {
+        "model_path": "deepseek-ai/DeepSeek-V3.1",
+        "tp_size": 8,
+        "moe_ep_size": 8,
+        "concurrency": 448,
+        "batch_size": 56,
+    }
+    export = {"source": "InferenceX export tensorrtllm-runtime:0.8.1"}  # whose deployments fill 64 GPUs
+    ranks, workers = run_of(**experts), run_of(**experts | export)
+    assert (ranks.strategy.tp, ranks.strategy.dp, ranks.strategy.batch, ranks.gpus) == (1, 8, 448, 8)
+    assert (workers.strategy.tp, workers.strategy.dp, workers.strategy.batch, workers.gpus) == (8, 1, 56, 64)
+
+
+def test_attention_ranks_that_a_row_does_not_state_are_no_flag_of_the_engine() -> None:
+    row = {
+        "source": "InferenceX export x.csv",
+        "model_path": "Qwen/Qwen3-235B-A22B-FP8",
+        "tp_size": 2,
+        "moe_tp_size": 4,
+    }
+    found = run_of(**row)
+    assert (found.strategy.tp, found.strategy.attention_dp, found.gpus) == (2, 2, 4)
+    assert (run_of(**row, attention_dp_size=2).gpus, run_of(**row, attention_dp_size=1).gpus) == (2, 2)
+
+
+def test_a_build_of_some_day_is_of_the_release_of_that_day() -> None:
+    built = {"measured": "2026-03-20", "backend": "sglang"}
+    for version in ("nightly-dev-20260316-a1", "glm5-hopper", "0.5.9", ""):
+        assert run_of(**built, backend_version=version).generation == "sglang<0.5.11"
+    assert run_of(**built | {"measured": "2026-05-20"}, backend_version="nan").generation == "sglang"
 
 
 def test_a_row_that_cannot_be_priced_says_why() -> None:

@@ -19,7 +19,9 @@ from sim.strategy import Strategy
 from sim.workload import Workload
 
 NARROW, WIDE, BARE = (Widths((w, w, 0.0), (w, 2 * w, w)) for w in (0.1, 0.2, 0.3))
-RUNS = ServingIntervals(NARROW, WIDE, BARE, (0.8, 1.25), {"vllm": frozenset({"known"})})
+RUNS = ServingIntervals(
+    NARROW, WIDE, BARE, (0.8, 1.25), {"vllm": frozenset({"known"})}, {"vllm": frozenset({"elsewhere"})}
+)
 ERRORS = ErrorModel(0.1, 0.35, 0.3, RUNS)
 
 
@@ -51,6 +53,9 @@ def test_a_measured_model_has_the_narrow_interval_and_others_a_wider_one_with_th
     assert unknown.factors == pytest.approx(WIDE.at(0.2, moe=False))
     assert "no serving run of new under vllm" in unknown.because
     assert bare.factors == pytest.approx(BARE.at(0.2, moe=False))
+    assert "elsewhere under vllm was measured on h100_sxm, so its engine times are those of its runs on others" in (
+        stated(model="elsewhere").because
+    )
     assert "no engine is named" in bare.because
     assert stated(engine="vllm<0.14").because == ""
     assert "under sglang" in stated(engine="sglang").because

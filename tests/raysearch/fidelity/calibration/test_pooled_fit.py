@@ -10,7 +10,7 @@ import pytest
 from raysearch.fidelity.calibration.deployments import ServingRun, strategy_of_run
 from raysearch.fidelity.calibration.engines import Steps, engine_times, steps_of
 from raysearch.fidelity.calibration.pooled_fit import JUDGED_BY, Cell, Pool, PooledTimes, cell_of_run, held_out
-from raysearch.fidelity.calibration.serving_pool import MeasuredRuns, anchored_serving
+from raysearch.fidelity.calibration.serving_pool import MeasuredRuns, anchored_serving, told_once
 from sim.config.calibration_file import CalibrationFile
 from sim.config.catalog import cells_of, load_calibration, load_engine, load_model, measured_machine
 from sim.prices.engine import EngineTimes, times_of
@@ -88,6 +88,12 @@ def test_a_few_runs_of_ones_own_scale_the_times_of_their_model_alone() -> None:
     factor = after["llama_3_1_70b/fp8"]["kernel_factor"] / before["llama_3_1_70b/fp8"]["kernel_factor"]
     assert 1.4 < factor < 1.5  # nearly all of it, after five
     CalibrationFile.model_validate({**load_calibration("b200_sxm").data, "serving": found})
+
+
+def test_what_an_export_rounds_is_no_second_run() -> None:
+    runs = _own_runs(4, slower=1.5)
+    measured_s = np.array([8.4116, 8.41, 8.42, 8.42]) / 1e3
+    assert told_once(runs.systems, runs.runs, measured_s).tolist() == [True, False, True, False]
 
 
 def _own_runs(count: int, slower: float) -> MeasuredRuns:

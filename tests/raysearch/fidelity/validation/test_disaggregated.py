@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from raysearch.fidelity.calibration.deployments import Skipped
+from raysearch.fidelity.calibration.serving_pool import decode_workers
 from raysearch.fidelity.validation.disaggregated import PoolPair, closed_loop, pair_of, predict_pair
 from sim.config.catalog import load_calibrated, load_machine
 
@@ -69,6 +71,15 @@ def test_a_row_without_batches_is_read_from_what_its_clients_send() -> None:
     assert (found.places, found.decode.strategy.batch, found.prefill.strategy.batch) == (30, 10, 16)
     assert isinstance(pair_of(ROW | {"decode_batch_size": "", "concurrency": ""}), Skipped)
     assert isinstance(pair_of(ROW | {"decode_pp_size": 2}), Skipped)
+
+
+def test_a_decode_worker_runs_those_that_are_past_their_first_token() -> None:
+    own = ROW | {"source": "own run", "silicon_tpot_ms": 10.0, "silicon_ttft_ms": 10_240.0}  # half of a request's time
+    late, unknown = own | {"silicon_ttft_ms": 1e6}, own | {"silicon_ttft_ms": float("nan")}
+    runs, tpot_s = decode_workers(pd.DataFrame([own, late, unknown]))
+    assert [run.strategy.batch for run in runs] == [5, 1]
+    assert [(run.phase, run.generation) for run in runs] == [("decode", "trtllm")] * 2
+    assert tpot_s.tolist() == [0.01, 0.01]
 
 
 def test_more_places_raise_the_time_per_token_and_shorten_the_queue() -> None:
