@@ -6,7 +6,8 @@
 The first line of a workload is branch and bound's: tokens/s/GPU of its best, the bound it proves, and the gap after so
 many replays. The others are the best of a searcher after so many calls: mean [lowest, highest] of its seeds. The last
 one is the best known under arrivals of eight other seeds, and of longer replays (--requests): mean and standard
-deviation of one seed's goodput. Searches that were stopped go on from the folder in which they are kept.
+deviation of one seed's goodput. Searches that were stopped go on from the folder in which they are kept. --picture
+draws the curves as shares of the best known.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ import numpy as np
 
 import raysearch as rs
 from raysearch.base.file_io import degrees_text, served_text
+from sim.arrays import Floats
 from sim.config.catalog import load_workload
 from sim.config.files import list_names
 from sim.config.question import Question
@@ -32,21 +35,23 @@ from sim.workload import Workload
 
 CALLS = (10, 30, 100, 300, 1000)
 SEARCHERS = ("random", "annealing", "prior")
+Curves = Mapping[str, Floats]
+"""By searcher, [seeds, calls]."""
 
 
-def curve(name: str, searcher: str, calls: int, seed: int, kept: Path) -> tuple[list[float], Strategy | None, float]:
-    """The best after each number of `CALLS`, the strategy, and CPU seconds; goes on with what a folder has of it."""
+def curve(name: str, searcher: str, calls: int, seed: int, kept: Path) -> tuple[Floats, Strategy | None, float]:
+    """The best after each call, the strategy, and CPU seconds; goes on with what a folder has of it."""
     folder = kept / f"{name}-{searcher}-{seed}-{calls}"
     started_s = time.process_time()
     asked = Question(workload=name)
     found = rs.search(asked, searcher, budget=calls, seed=seed, workers=0, out=folder, resume=folder.exists())
     took_s = time.process_time() - started_s
-    best = found.to_frame()["best_so_far"].to_numpy()
-    return [float(best[min(count, len(best)) - 1]) for count in CALLS if count <= calls], found.strategy, took_s
+    best = found.to_frame()["best_so_far"].to_numpy(float)
+    return np.pad(best, (0, calls - len(best)), mode="edge"), found.strategy, took_s
 
 
-def lines(workload: Workload, asked: argparse.Namespace, kept: Path) -> None:
-    """Prints what is known of a workload."""
+def lines(workload: Workload, asked: argparse.Namespace, kept: Path) -> Curves:
+    """Prints what is known of a workload; its curves as shares of the best known."""
     searchers, calls, replays, seeds = asked.searchers.split(","), asked.calls, asked.replays, asked.seeds
     started_s = time.process_time()
     exact = best_goodput(space_of(workload), replays)
@@ -59,15 +64,18 @@ def lines(workload: Workload, asked: argparse.Namespace, kept: Path) -> None:
         f"{took_s:.0f} CPU s",
         flush=True,
     )
+    curves = dict[str, Floats]()
     for searcher in searchers:
         found = [curve(workload.name, searcher, calls, seed, kept) for seed in range(seeds)]
         for values, best, _ in found:
-            if values and values[-1] > known:
-                known, strategy = values[-1], best
-        by_calls = np.array([values for values, _, _ in found]).T
+            if values[-1] > known:
+                known, strategy = float(values[-1]), best
+        curves[searcher] = np.array([values for values, _, _ in found])
         text = ", ".join(
             f"{count}: {each.mean():,.1f} [{each.min():,.1f}, {each.max():,.1f}]"
-            for count, each in zip(CALLS, by_calls, strict=False)
+            for count in CALLS
+            if count <= calls
+            for each in [curves[searcher][:, count - 1]]
         )
         print(f"  {searcher}: {text}; {np.mean([took for _, _, took in found]):.0f} CPU s a run", flush=True)
     if strategy:
@@ -80,6 +88,29 @@ def lines(workload: Workload, asked: argparse.Namespace, kept: Path) -> None:
             longer = replace(workload, open_loop=replace(workload.open_loop, requests=requests))
             others = other_seeds(longer, strategy)
             print(f"  other seeds of {requests:,}: {others.mean():,.1f} +- {others.std(ddof=1):,.1f}", flush=True)
+    return {searcher: each / known if known else each for searcher, each in curves.items()}
+
+
+def draw(curves: Mapping[str, Curves], path: Path) -> None:
+    """A panel per workload: mean, lowest and highest of the seeds after each call."""
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(curves))
+    rows = -(-len(curves) // columns)
+    figure = Figure(figsize=(4 * columns, 2.6 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+    for panel, (name, each) in zip(panels, curves.items(), strict=False):
+        panel.set_title(name.removeprefix("traffic_"), fontsize=9)
+        for searcher, shares in each.items():
+            calls = np.arange(1, shares.shape[1] + 1)
+            panel.plot(calls, shares.mean(0), label=searcher)
+            panel.fill_between(calls, shares.min(0), shares.max(0), alpha=0.2)
+        panel.set_xscale("log")
+        panel.grid(visible=True, alpha=0.3)
+    panels[0].legend(fontsize=8)
+    figure.supxlabel("calls")
+    figure.supylabel("share of the best known goodput")
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
@@ -92,12 +123,16 @@ def main() -> None:
     options.add_argument("--searchers", default=",".join(SEARCHERS))
     options.add_argument("--requests", nargs="*", type=int, default=[], help="of a longer replay of the best known")
     options.add_argument("--keep", type=Path, help="folder of the searches (none: they are forgotten)")
+    options.add_argument("--picture", type=Path, help="of the curves")
     chosen = options.parse_args()
+    curves = dict[str, Curves]()
     with tempfile.TemporaryDirectory() as folder:
         for name in chosen.workloads or list_names("workloads"):
             workload = load_workload(name)
             if workload.phase == "traffic":
-                lines(workload, chosen, chosen.keep or Path(folder))
+                curves[name] = lines(workload, chosen, chosen.keep or Path(folder))
+    if chosen.picture:
+        draw(curves, chosen.picture)
 
 
 if __name__ == "__main__":
