@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -13,13 +14,12 @@ from envs.rows import ROWS_FILE, last_row
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import Damaged, read_record
 from raysearch.processes.claim import in_use
-from raysearch.runs.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, RunHead, StudyRecord
+from raysearch.runs.records import HEAD_FILE, STUDY_FILE, SUMMARY_FILE, RunHead, StudyRecord, run_name
 from raysearch.runs.run import finished_summary
 from raysearch.studies.forecast import RunProgress, remaining_s
 from raysearch.studies.journal import JOURNAL_FILE, Event, last_events
 from raysearch.studies.results import check_run
 from raysearch.studies.study_file import run_dir
-from sim.json_object import JsonFields
 
 State = Literal["running", "failed", "damaged", "interrupted", "waiting", "finished"]
 _ENDED = ("finished", "failed", "damaged")
@@ -105,23 +105,15 @@ def read_status(directory: Path) -> StudyStatus:
 def _planned(directory: Path) -> tuple[list[RunStatus], list[Path]]:
     """Every run of a study as if it were still waiting, and its folder."""
     record = read_record(directory / STUDY_FILE, StudyRecord)
+    plan = record["study"]
+    planned = product(record["hashes"], plan["searchers"], plan["seeds"])
+    named = {run_name(workload, searcher, seed): (workload, searcher) for workload, searcher, seed in planned}
     runs: list[RunStatus] = []
     for run_id in record["runs"]:
-        named = _named(run_id, record)
-        if named is None or run_id not in record["budgets"]:
+        if run_id not in named or run_id not in record["budgets"]:
             raise Damaged(f"{directory / STUDY_FILE} is damaged: it has no run {run_id!r}")
-        runs.append(_waiting(run_id, *named, record["budgets"][run_id]))
+        runs.append(_waiting(run_id, *named[run_id], record["budgets"][run_id]))
     return runs, [run_dir(directory, run.run_id) for run in runs]
-
-
-def _named(run_id: str, record: JsonFields) -> tuple[str, str] | None:
-    """Workload and searcher of a run of a study; None of a name that is none of its runs'."""
-    name, _, seed = run_id.rpartition("-s")
-    cuts = (at for at, mark in enumerate(name) if mark == "-")
-    pairs = ((name[:at], name[at + 1 :]) for at in cuts)
-    plan = record["study"]
-    known = (pair for pair in pairs if pair[0] in record["hashes"] and pair[1] in plan["searchers"])
-    return next(known, None) if seed in map(str, plan["seeds"]) else None
 
 
 def _alone(directory: Path) -> tuple[list[RunStatus], list[Path]]:

@@ -141,6 +141,15 @@ def test_a_search_by_itself_has_a_status_too(
     assert shown.strip().splitlines()[-1].split()[:4] == ["tiny-random-s0", "finished", "60", "60"]
 
 
+def test_a_study_with_an_own_searcher_has_a_status(tiny_workload: Path, tmp_path: Path) -> None:
+    searchers = ["raysearch.searchers.random:RandomSearcher", "random"]
+    study = load_study(study_file(tmp_path, tiny_workload, searchers=searchers, seeds=[0]))
+    write_study(study, {str(tiny_workload): 800.0}, tmp_path / "out")
+    assert [(run.workload, run.searcher) for run in read_status(tmp_path / "out").runs] == [
+        ("tiny", searcher) for searcher in searchers
+    ]
+
+
 @pytest.mark.parametrize("kind", ["link", "other name", "link to nothing", "pipe"])
 def test_a_journal_that_is_somebody_elses_file_is_not_written_to(out: Path, tmp_path: Path, kind: str) -> None:
     (theirs := tmp_path / "theirs").write_text("theirs\n")
