@@ -30,7 +30,7 @@ class Disaggregated:
     Attributes:
         matched: Both pools at one rate.
         workloads: What each serves, by phase.
-        tokens_per_s: Output tokens of the whole.
+        tokens_per_s: Output tokens of the whole; under a load what the pools could make, as of replicas of one kind.
         gpus_at_hand: Of which the pools take some.
         load: Under a load, the replay in which they hold; None otherwise.
         at_once: Requests that are to be in flight together on the fewest GPUs; None otherwise.
@@ -63,8 +63,13 @@ class Disaggregated:
     def tokens_per_s_interval(self) -> tuple[float, float]:
         """Of the whole, where each pool is as slow, or as fast, as the end of its own 90 % interval says."""
         slow, fast = zip(*(_rates_per_s(*pool) for pool in self.pools.values()), strict=True)
-        tokens = self.tokens_per_s / self.matched.requests_per_s
+        tokens = self.tokens_per_s / _capacity_per_s(self.matched)
         return tokens * min(slow), tokens * min(fast)
+
+
+def _capacity_per_s(pair: Matched) -> float:
+    """Requests a second that both pools compute."""
+    return min(pair.prefills * pair.prefill.requests_per_s, pair.decodes * pair.decode.requests_per_s)
 
 
 def _rates_per_s(replica: Replica, count: int) -> tuple[float, float]:
@@ -91,7 +96,8 @@ def best_disaggregated(
     traffic = traffic_of(workload)
     if demand.under_traffic:
         load = pair_load(demand, traffic)
-        return load and replace(paired(demand, load.matched), load=load)
+        pair = load and paired(demand, load.matched)
+        return pair and replace(pair, load=load, tokens_per_s=_capacity_per_s(pair.matched) * traffic.output_tokens)
     limits = Limits(demand.gpus, workload.tpot_limit_s, workload.ttft_limit_s)
     if demand.concurrency is not None:
         replicas = best_first(demand, 1, searched.of(workload))

@@ -532,6 +532,20 @@ def test_one_form_alone_is_answered_where_it_is_asked_for(only: str) -> None:
     assert only.title() in str(found) or only == "aggregated"
 
 
+@pytest.mark.usefixtures("best_alone")
+def test_pools_under_a_load_show_what_they_could_make_as_replicas_of_one_kind_do() -> None:
+    stated = {"model": "llama_3_1_8b", "gpus": 2, "isl": 1000, "osl": 200, "tpot_ms": 12, "batches": "powers_of_two"}
+    found = rs.recommend(rs.question(**stated), requests_per_s=2, top=1, only="disaggregated")
+    pair = found.answer.pair
+    assert pair is not None
+    assert pair.load is not None
+    low, high = pair.tokens_per_s_interval
+    assert max(low, 2 * 200) < pair.tokens_per_s < high
+    rates = [count * replica.requests_per_s for replica, count in pair.pools.values()]
+    assert pair.tokens_per_s == pytest.approx(200 * min(rates))
+    assert f"[{low / 2:,.1f}, {high / 2:,.1f}]; {pair.tokens_per_s:,.0f} tokens/s in all" in str(found)
+
+
 @pytest.mark.parametrize(
     ("command", "option"),
     [
