@@ -23,7 +23,7 @@ from raysearch.runs.records import RunHead, RunSpec, RunSummary, StudyRecord
 from raysearch.searchers.registry import searcher_class, searcher_names
 from raysearch.studies.study_file import StudyFile
 from sim.config.hardware_file import HardwareFile
-from sim.config.question import QUESTION_FIELDS, Question
+from sim.config.question import QUESTION_FIELDS
 from sim.config.schemas import EngineVersionFile, ModelFile, WorkloadFile
 from sim.layers.mixers import CompressedAttention, GroupedAttention, Indexer, LatentAttention, LinearMixer
 from sim.layers.model import FeedForward, LayerGroup, Published
@@ -107,10 +107,7 @@ def commands() -> str:
 
 def python() -> str:
     """What `import raysearch` offers, and what answers can do."""
-    blocks = ["# Python", "`import raysearch as rs` offers what follows; `rs.question` takes"]
-    hints = get_type_hints(Question)
-    rows = [(f"`{name}`", _plain(hints[name]), about.help, about.usual) for name, about in QUESTION_FIELDS.items()]
-    blocks.append(_table(("argument", "type", "meaning", "default"), rows))
+    blocks = ["# Python", "`import raysearch as rs` offers what follows."]
     for name in sorted(set(raysearch.__all__) - {"__version__"}):
         blocks += _documented(f"rs.{name}", getattr(raysearch, name))
     blocks.append("## Answers\n\nEvery answer has, besides its own fields:")

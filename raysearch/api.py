@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from raysearch.base.arguments import in_python, typed
+from raysearch.base.arguments import in_python, question_help, typed
 from sim.config.question import Question
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ __all__ = [
 
 question = in_python(Question, "question")
 """A question about a deployment; its keyword arguments are the options of the commands."""
+question.__doc__ = f"{cleandoc(Question.__doc__ or '')}\n\n{question_help()}"
 
 
 @typed

@@ -15,7 +15,7 @@ from raysearch.base.file_io import degrees_text, strategy_dict
 from raysearch.base.limits import check_rate
 from raysearch.deploy.pools.pool_comparison import Case, PoolComparison, along_traffic
 from raysearch.deploy.pools.pools_files import COLUMNS, answers_dict, rows, write_answers
-from raysearch.deploy.recommend.demand import check_traffic, recorded_per_s
+from raysearch.deploy.recommend.demand import check_traffic, chunks_of, recorded_per_s
 from raysearch.deploy.replay.trace_files import read_trace, with_lengths_of
 from sim.config.question import Question
 from sim.evaluation import Evaluation
@@ -105,6 +105,7 @@ class PoolsResult(Result):
         ]
         unlimited = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf)
         case = Case(unlimited, mixes[0], limits[0], kv_hidden, host, cv, percentile, requests, recorded)
+        case = replace(case, chunks=chunks_of(question))
         return cls(question, along_traffic(case, mixes, limits, progress), afd)
 
     @cached_property
@@ -125,7 +126,7 @@ class PoolsResult(Result):
 
     @property
     def winner(self) -> str | None:
-        """The way with the most requests per GPU at the first point: "one", "apart" or "resharded"."""
+        """The way with the most requests per GPU at the first point: "aggregated", "disaggregated" or "resharded"."""
         return self.points[0].winner
 
     def to_dict(self) -> JsonObject:

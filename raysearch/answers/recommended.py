@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from raysearch.answers.compared_advice import ComparedAdvice
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
-from raysearch.deploy.recommend.demand import Demand, FormName, Without, check_traffic
+from raysearch.deploy.recommend.demand import Demand, FormName, Without, check_traffic, chunks_of
 from raysearch.deploy.recommend.fleet import Searched
 from raysearch.deploy.recommend.formats_compared import FormatChoice, compared_formats, formats_table
 from raysearch.deploy.recommend.forms_compared import (
@@ -112,7 +112,7 @@ class RecommendationResult(Result):
             if without:
                 none = dict.fromkeys(without.split(","), (1,))
                 workload = replace(workload, degrees=replace(workload.degrees, **none))
-            given = {"only": only, "replays": replays, "usual": limits}
+            given = {"only": only, "replays": replays, "usual": limits, "chunks": chunks_of(each)}
             return Demand(workload, workload.max_gpus, each, top, *load, **traffic, **given)
 
         formats, compared, near, searched = list[FormatChoice](), list[ServingForm](), None, Searched()

@@ -8,6 +8,7 @@ import inspect
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
@@ -95,12 +96,51 @@ def in_python(function: Callable[P, T], name: str = "") -> Callable[P, T]:
             error.args = (as_arguments(str(error), names), *error.args[1:])
             raise
 
+    shown: Any = called
+    shown.__signature__ = _readable(signature)
+    if inspect.isclass(function):
+        shown.__signature__ = shown.__signature__.replace(return_annotation=_Kind(function.__name__))
+    if name:
+        shown.__name__, shown.__qualname__ = name, name
     return called
 
 
 def option_names(*others: str) -> dict[str, str]:
     """Arguments by the words of their options: those of a question, and others."""
     return {"as": "family"} | {name.replace("_", "-"): name for name in (*QUESTION_FIELDS, *others)}
+
+
+def question_help() -> str:
+    """What the arguments of a question mean, for `help`: their own texts, whose options are named as arguments."""
+    names = option_names()
+    lines = [
+        textwrap.fill(
+            as_arguments(f"{name}: {about.help} Default: {about.usual}.", names),
+            width=116,
+            initial_indent="    ",
+            subsequent_indent="        ",
+            break_on_hyphens=False,
+        )
+        for name, about in QUESTION_FIELDS.items()
+    ]
+    return "\n".join(("Args:", *lines))
+
+
+class _Kind:
+    """A type in a signature that people read: its words, without quotes or what `Annotated` has beside it."""
+
+    def __init__(self, kind: object) -> None:
+        self.words = kind if isinstance(kind, str) else inspect.formatannotation(kind)
+        if found := re.fullmatch(r"Annotated\[(.+?), About\(.*\)\]", self.words, re.DOTALL):
+            self.words = found[1]
+
+    def __repr__(self) -> str:
+        return self.words
+
+
+def _readable(signature: inspect.Signature) -> inspect.Signature:
+    parameters = [each.replace(annotation=_Kind(each.annotation)) for each in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=_Kind(signature.return_annotation))
 
 
 _OPTION = re.compile(r"(?<![\w-])--(?:set )?([a-z][a-z0-9_-]*)(=[^\s:;,]+)?(:)?")

@@ -7,7 +7,7 @@ means, its unit and bounds, and which key of a workload file it stands for.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_type_hints
@@ -71,7 +71,7 @@ class About:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question about one deployment; see `QUESTION_FIELDS` for what each field means.
+    """A question about one deployment: what is served, on what, within which limits, and what is searched.
 
     Either `workload` names a file, and the other fields override it, or `model`, `isl` and `osl` describe a workload,
     and the rest has defaults. Under an engine, the default, the phase is "serve"; on the bare machine it is "decode".
@@ -170,7 +170,11 @@ class Question:
     chunk_tokens: Annotated[
         int | None,
         About(
-            "Prompt tokens per step at most (chunked prefill).", "deployment", "whole prompts", "chunk_tokens", least=1
+            "Prompt tokens per step at most (chunked prefill); 0 for whole prompts.",
+            "deployment",
+            "whole prompts; recommend and pools also search chunks of 512, 2,048 and 8,192",
+            "chunk_tokens",
+            least=0,
         ),
     ] = None
     prompt_wait_steps: Annotated[
@@ -219,7 +223,7 @@ class Question:
         ),
     ] = None
     stage_layers: Annotated[
-        str | None,
+        str | Sequence[int] | None,
         About(
             "Layers of each pipeline stage, as in 14,16,16,15, for strategies with as many stages.",
             "deployment",
@@ -319,7 +323,7 @@ class Question:
         ),
     ] = None
     acceptance: Annotated[
-        str | None,
+        str | float | Sequence[float] | None,
         About(
             "Acceptance rate of a drafted token, given that those before it were accepted: 0.8, or one per position: "
             "0.9,0.7.",
@@ -431,6 +435,11 @@ class Question:
     ] = None
 
     def __post_init__(self) -> None:
+        for name in ("acceptance", "stage_layers"):
+            given = getattr(self, name)
+            figures = [given] if name == "acceptance" and type(given) in (float, int) else given
+            if isinstance(figures, list | tuple) and all(type(each) in (float, int) for each in figures):
+                object.__setattr__(self, name, ",".join(map(str, figures)))
         try:
             RecordedQuestion.model_validate(dict(self.given()))
         except ValidationError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from sim.config.fields import (
     Count,
@@ -469,6 +469,10 @@ def _ascend(values: tuple[int, ...]) -> tuple[int, ...]:
     return values
 
 
+def _none_of_zero(value: object) -> object:
+    return None if value == 0 and type(value) is int else value
+
+
 _FromZero = Annotated[int, Field(ge=0, le=1_000_000, strict=True)]
 
 
@@ -546,7 +550,7 @@ class WorkloadFile(FileSchema):
     stage_layers: Annotated[str, Field(pattern=STAGES_PATTERN, max_length=400, strict=True, exclude_if=is_nothing)] = (
         ""  # of each pipeline stage, as in "14,16,16,15"
     )
-    chunk_tokens: Count | None = None  # prompts are computed whole
+    chunk_tokens: Annotated[Count | None, BeforeValidator(_none_of_zero)] = None  # prompts are computed whole, as of 0
     # No prompt waits for those of other attention groups: left out of digests, so that those of older results hold.
     prompt_wait_steps: Annotated[int, Field(ge=0, le=100_000, strict=True, exclude_if=is_nothing)] = 0
     speculation: _SpeculationTable | None = None  # one token per step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -119,7 +120,8 @@ def test_an_argument_of_a_wrong_type_is_one_error_that_names_it(
     needed = {each.name: REQUIRED[each.name] for each in others if each.default is each.empty}
     kind = str(parameter.annotation).removeprefix("Annotated[").lstrip().split()[0].rstrip(",")
     name = f"{parameter.name}:" if function == "question" else f"{function}({parameter.name}=...)"
-    for wrong in (object(), WRONG.get(kind, 2.5), ["x"] if "Sequence" not in kind else {}):
+    usual = True if "str | float" in str(parameter.annotation) else WRONG.get(kind, 2.5)
+    for wrong in (object(), usual, ["x"] if "Sequence" not in kind else {}):
         with pytest.raises((InputError, CatalogError)) as refusal:
             getattr(rs, function)(**{**needed, parameter.name: wrong})
         assert "expected" in str(refusal.value)
@@ -430,6 +432,23 @@ def test_a_command_s_options_and_the_arguments_in_python_are_the_same_with_the_s
             assert parameter.default == words[name], name
         else:  # the question's options, what progress a terminal is shown, and `--set` of a searcher's own settings
             assert name in {"question", "progress", "file", "fleet", "folder", "source", "options"}, name
+
+
+def test_help_reads_as_python() -> None:
+    for name in FUNCTIONS:
+        shown = f"{inspect.signature(getattr(rs, name))}"
+        assert "Annotated" not in shown
+        assert ": '" not in shown
+    text = inspect.getdoc(rs.question) or ""
+    assert all(f"\n    {name}: " in text for name in QUESTION_FIELDS)
+    assert not re.search(r"(?<!enable-)--(workload|model|space)", text)
+
+
+def test_rates_and_layers_are_numbers_in_python_and_text_in_records() -> None:
+    drafted: dict[str, Any] = {"model": "deepseek_v3", "isl": 1000, "osl": 100, "draft_tokens": 2}
+    assert rs.question(**drafted, acceptance=0.8) == rs.question(**drafted, acceptance="0.8")
+    asked = rs.question(**drafted, acceptance=(0.9, 0.7), stage_layers=[30, 31])
+    assert (asked.record()["acceptance"], asked.record()["stage_layers"]) == ("0.9,0.7", "30,31")
 
 
 @pytest.mark.parametrize("function", ["place", "replay", "recommend", "pools", "export", "search", "study", "optimum"])

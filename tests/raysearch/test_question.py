@@ -20,6 +20,7 @@ from raysearch.cli.commands.settings import settings_of
 from sim.batched import evaluate_many
 from sim.config.files import CatalogError
 from sim.config.question import QUESTION_FIELDS, Question, option_of
+from sim.pools.best_pools import OnePool
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import OWN_SPACES, Workload
@@ -228,7 +229,7 @@ def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(as
         "export": [*words, *stated, "--to", asked.engine or "vllm"],
     }
     answers = {command: answer_of(command, *options) for command, options in commands.items()}
-    one = answers["pools"]["points"][0]["ways"]["one"]
+    one = answers["pools"]["points"][0]["ways"]["aggregated"]
     called = read_rows(tmp_path / "run").to_dict("records")[0]
     (measured,) = answers["tune-live"]["measurements"]
     found: dict[str, tuple[Any, float]] = {
@@ -301,6 +302,22 @@ def test_a_forecast_has_the_figures_that_evaluate_has_of_the_same_deployment(tmp
         assert predicted["tokens_per_s_per_gpu"][0] == pytest.approx(found["tokens_per_s_per_gpu"], rel=1e-3)
         times_ms = [time_s * 1e3 for time_s in (found["tpot_s"], *found["tpot_interval_s"])]
         assert predicted["tpot_ms"] == pytest.approx(times_ms, rel=1e-3)
+
+
+@pytest.mark.usefixtures("best_alone")
+def test_whole_prompts_can_be_asked_for_in_every_command_that_searches_chunks() -> None:
+    """Where chunks serve more, those who search them have the optimum's figure for the same question."""
+    asked = Question(model="qwen3_32b", isl=4000, osl=500, gpus=8, tpot_ms=30, ttft_ms=2000)
+    whole = replace(asked, chunk_tokens=0)
+    assert whole.load().config_hash == asked.load().config_hash
+    best = rs.optimum(whole)
+    assert rs.recommend(whole, top=1, only="aggregated").best == best.best
+    free = rs.recommend(asked, top=1, only="aggregated")
+    assert free.best is not None
+    assert free.best.tokens_per_s_per_gpu > best.tokens_per_s_per_gpu
+    way = rs.pools(whole).points[0].ways["aggregated"]
+    assert isinstance(way, OnePool)
+    assert (way.evaluation.strategy, way.workload.chunk_tokens) == (best.strategy, None)
 
 
 def test_an_export_keeps_to_the_limits_that_evaluate_has() -> None:

@@ -57,10 +57,10 @@ POOLS = {
         {
             "kinds": [{"prompt_tokens": 800, "output_tokens": 50, "share": 1.0}],
             "ways": {
-                "one": {"replicas": 2, "chunk_tokens": None, "pool": POOL},
-                "apart": {"prefill": POOL, "decode": POOL},
+                "aggregated": {"replicas": 2, "chunk_tokens": None, "pool": POOL},
+                "disaggregated": {"prefill": POOL, "decode": POOL},
             },
-            "winner": "apart",
+            "winner": "disaggregated",
         }
     ],
 }

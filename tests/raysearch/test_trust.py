@@ -267,7 +267,7 @@ def commands_on_what_else_is_read(top: Path) -> list[list[str]]:
     (folder / "proof.json").write_text(
         json.dumps({"question": {"workload": "handed/w.toml"}, **proof, "strategy": None})
     )
-    point = {"kinds": [{"prompt_tokens": 8, "output_tokens": 8, "share": 1.0}], "winner": "one"}
+    point = {"kinds": [{"prompt_tokens": 8, "output_tokens": 8, "share": 1.0}], "winner": "aggregated"}
     (top / "pools").mkdir()
     (top / "pools" / "pools.json").write_text(
         json.dumps(resealed({"question": {"workload": "handed/w.toml"}, "points": [{**point, "ways": {}}]}))

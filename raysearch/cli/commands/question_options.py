@@ -92,7 +92,7 @@ def _plain(value: Any) -> Any:
 def _annotation(name: str, hint: Any, about: About) -> Any:
     """The annotation from which typer makes an option, or that of a setting."""
     kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
-    (kind,) = [each for each in kinds if each is not type(None)]
+    (kind,) = (str,) if str in kinds else [each for each in kinds if each is not type(None)]
     if about.rare:
         return Annotated[kind | None, Setting(about.help, about.usual, about.least, about.most)]
     if get_origin(kind) is Literal:

@@ -31,8 +31,6 @@ _log = logging.getLogger(__name__)
 POOLS_FILE = "pools.json"
 STAGING = "SGLANG_DISAGG_STAGING_BUFFER"
 """Variable of SGLang by which pools of unequal tensor parallelism exchange caches."""
-_EXPORTED = ("one", "apart")
-"""Arrangements that engines have options for."""
 
 
 class _OnePool(Record):
@@ -42,8 +40,8 @@ class _OnePool(Record):
 
 
 class _Ways(Record):
-    one: _OnePool | None = None
-    apart: StoredPair | None = None
+    aggregated: _OnePool | None = None
+    disaggregated: StoredPair | None = None
 
 
 class _Kind(Record):
@@ -93,7 +91,7 @@ def pool_deployments(
     point = answers.points[number]
     if point.winner is None:
         raise InputError(f"point {number} of {path} has no strategy: nothing was feasible")
-    if point.winner not in _EXPORTED:
+    if point.winner == "resharded":
         raise InputError(
             f"point {number} of {path}: a pool that re-shards between prefill and decode wins, and no engine can move "
             "weights and caches to another layout while it runs: take a point with another winner (--alternative N), "
@@ -105,7 +103,7 @@ def pool_deployments(
             "own (AFD); vLLM has that in an experimental plugin alone",
             path,
         )
-    way = getattr(point.ways, point.winner)
+    way = getattr(point.ways, point.winner, None)
     if way is None:
         raise InputError(f"point {number} of {path} says that {point.winner!r} wins, but has no strategy for it")
     try:

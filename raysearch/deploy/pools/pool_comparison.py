@@ -12,7 +12,7 @@ from raysearch.deploy.recommend.load_search import carrying, gpus_of
 from raysearch.deploy.recommend.pair_load import pair_load
 from raysearch.deploy.replay.replay_report import ReplayReport
 from sim.pools.best_pair import best_pair
-from sim.pools.best_pools import OnePool, best_in_turns, best_one_pool
+from sim.pools.best_pools import CHUNKS, OnePool, best_in_turns, best_one_pool
 from sim.pools.matching import Limits, Matched
 from sim.pools.resharding import Host, Resharded
 from sim.pools.traffic import Traffic, workload_of
@@ -21,10 +21,11 @@ from sim.serving.phases import SERVE
 from sim.workload import Workload, coarse_steps
 
 Way = OnePool | Matched | Resharded
+AGGREGATED, DISAGGREGATED, RESHARDED = "aggregated", "disaggregated", "resharded"
 WAYS: Mapping[str, str] = {
-    "one": "one pool, continuous batching",
-    "apart": "prefill and decode pools",
-    "resharded": "one pool, re-sharded between prompts and answers",
+    AGGREGATED: "one pool, continuous batching",
+    DISAGGREGATED: "prefill and decode pools",
+    RESHARDED: "one pool, re-sharded between prompts and answers",
 }
 """Name of a way -> in words."""
 
@@ -40,6 +41,7 @@ class Case:
         hidden: Share of the cache's transfer that hides behind computing prompts.
         host: Memory of the hosts, where a pool that re-shards keeps caches; None leaves that way out.
         cv, percentile, requests, trace: Of a load, as of a `Demand`.
+        chunks: Prompt tokens of a step that one pool may choose, None for whole prompts.
     """
 
     workload: Workload
@@ -51,6 +53,7 @@ class Case:
     percentile: float = 99.0
     requests: int = 2000
     trace: Requests | None = None
+    chunks: Sequence[int | None] = CHUNKS
 
 
 @dataclass(frozen=True)
@@ -97,11 +100,11 @@ def compare_pools(
                 if report:
                     replays[name] = report
         else:
-            ways["one"] = best_one_pool(here, case.traffic, each)
-            ways["apart"] = best_pair(here, case.traffic, each, hidden=case.hidden)
+            ways[AGGREGATED] = best_one_pool(here, case.traffic, each, case.chunks)
+            ways[DISAGGREGATED] = best_pair(here, case.traffic, each, hidden=case.hidden)
         if case.host:
             few = replace(here, degrees=replace(here.degrees, batch=BATCHES))
-            ways["resharded"] = best_in_turns(few, case.traffic, each, case.host)
+            ways[RESHARDED] = best_in_turns(few, case.traffic, each, case.host)
         found.append(PoolComparison(replace(case, limits=each), ways, replays))
     return found
 
@@ -121,8 +124,12 @@ def _under_load(workload: Workload, case: Case, limits: Limits) -> dict[str, tup
         requests=case.requests,
         trace=case.trace,
         mix=mix,
+        chunks=case.chunks,
     )
-    found: dict[str, tuple[Way | None, ReplayReport | None]] = {"one": (None, None), "apart": (None, None)}
+    found: dict[str, tuple[Way | None, ReplayReport | None]] = {
+        AGGREGATED: (None, None),
+        DISAGGREGATED: (None, None),
+    }
     chunks = demand.in_chunks
     for at, each in enumerate(chunks):
         if not (bests := best_first(each, each.top)):
@@ -131,10 +138,10 @@ def _under_load(workload: Workload, case: Case, limits: Limits) -> dict[str, tup
         if carried := [(evaluation, load) for evaluation, load in tried if load]:
             best, load = min(carried, key=lambda one: gpus_of(*one))
             one = OnePool(best, chosen.workload, load.replicas, limits.requests_per_s or 0.0)
-            found["one"] = one, with_report(chosen, best, load).report
+            found[AGGREGATED] = one, with_report(chosen, best, load).report
         break
     if pair := pair_load(demand, traffic, hidden=case.hidden):
-        found["apart"] = pair.matched, pair.report
+        found[DISAGGREGATED] = pair.matched, pair.report
     return found
 
 

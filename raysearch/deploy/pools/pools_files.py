@@ -25,7 +25,7 @@ from sim.pools.resharding import Resharded
 from sim.pools.traffic import workload_of
 from sim.workload import Workload
 
-POOLS_FORM = 2
+POOLS_FORM = 3
 """Of pools.json; counts up when a reader of the old one would stumble."""
 
 

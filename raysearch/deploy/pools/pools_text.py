@@ -34,7 +34,7 @@ def _one(answer: PoolComparison) -> Iterator[str]:
     yield f"{gpus_text(limits.gpus)}; {_lengths(answer)}"
     for name, way in answer.ways.items():
         words = WAYS[name]
-        mark = " <- the most requests per GPU" if name == answer.winner else ""
+        mark = " <- highest requests/s per GPU" if name == answer.winner else ""
         yield f"{words}{mark}"
         if way is None:
             yield "  none keeps the limits"
@@ -67,7 +67,7 @@ def _notes(way: Way) -> list[str]:
             (name, count * replica.requests_per_s / way.requests_per_s - 1)
             for name, count, replica in (("prefill", way.prefills, way.prefill), ("decode", way.decodes, way.decode))
         ]
-        spare_text = ", ".join(f"{name} could {share:.0%} more" for name, share in spare if share > 0.005)
+        spare_text = ", ".join(f"{name} has {share:.0%} spare capacity" for name, share in spare if share > 0.005)
         return [f"KV cache: {way.transfer_s * 1e3:.1f} ms over {over}" + (f"; {spare_text}" if spare_text else "")]
     if isinstance(way, Resharded):
         return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from sim.config.fields import LARGEST_FIELD
 from sim.config.question import Question
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
-from sim.pools.best_pools import chunked
+from sim.pools.best_pools import CHUNKS, chunked
 from sim.pools.traffic import Traffic
 from sim.replay.requests import Lengths, Requests
 from sim.serving.confidence import slower
@@ -54,6 +54,7 @@ class Demand:
         largest_replica: Most GPUs of a replica.
         only: The one form of deployment to look at; None for all.
         replays: Most strategies to replay beside the listed ones, to prove that none carries the load on fewer GPUs.
+        chunks: Prompt tokens of a step to choose from, None for whole prompts; the workload's alone where it has some.
         usual: Of the question's limits those that nobody gave, by name, in milliseconds.
     """
 
@@ -73,6 +74,7 @@ class Demand:
     largest_replica: float = math.inf
     only: FormName | None = None
     replays: int = 60
+    chunks: Sequence[int | None] = CHUNKS
     usual: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
@@ -167,7 +169,7 @@ class Demand:
         """The same demand with prompts whole, and in the chunks that may be chosen; alone where they may not be."""
         if not engine_rules_of(self.workload) or not phase_of(self.workload).mixes:
             return [self]
-        return [replace(self, workload=each) for each in chunked(self.workload)]
+        return [replace(self, workload=each) for each in chunked(self.workload, self.chunks)]
 
     @property
     def ranked(self) -> Demand:
@@ -203,6 +205,11 @@ def recorded_per_s(trace: Requests) -> float:
     if not (span_s := float(trace.arrival_s[-1])):
         raise InputError("--set trace: its requests all come at once: no number of GPUs is enough for them")
     return (len(trace) - 1) / span_s
+
+
+def chunks_of(question: Question) -> Sequence[int | None]:
+    """Prompt tokens of a step that may be chosen: whole prompts alone where the question asks for these."""
+    return (None,) if question.chunk_tokens == 0 else CHUNKS
 
 
 def check_traffic(cv: float, percentile: float, trace: object, *, loaded: bool) -> None:

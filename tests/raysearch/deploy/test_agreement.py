@@ -70,14 +70,14 @@ def test_recommend_and_pools_size_both_forms_alike_under_a_load(
         sent = {"trace": trace} if "trace" in load else {"requests_per_s": LOAD, **load}
         both = rs.recommend(asked, top=2, requests=FEW, **sent), rs.pools(asked, requests=FEW, **sent)
     answer, point = both[0].answer, both[1].points[0]
-    one, apart = point.ways["one"], point.ways["apart"]
+    one, apart = point.ways["aggregated"], point.ways["disaggregated"]
     assert isinstance(one, OnePool)
     assert isinstance(apart, Matched)
     assert answer.pair is not None
     assert one.gpus == answer.options[0].fleet.gpus
     assert one.evaluation.strategy == answer.options[0].evaluation.strategy
     assert apart == answer.pair.matched
-    assert {"one": "aggregated", "apart": "disaggregated"}[str(point.winner)] == answer.winner
+    assert point.winner == answer.winner
 
 
 def test_replay_says_of_the_winner_what_recommend_rests_on(
@@ -130,14 +130,14 @@ def test_a_mix_of_lengths_is_replayed_and_what_holds_is_what_replay_says(tmp_pat
     mix = [(500, 50, 3.0), (4000, 200, 1.0)]
     found = rs.pools(asked, mix=mix, requests_per_s=25.0, requests=FEW)
     point = found.points[0]
-    report = point.replays["one"]
+    report = point.replays["aggregated"]
     assert {*report.first.requests.prompt_tokens.tolist()} == {500, 4000}
     assert report.probability == pytest.approx(0.9, abs=0.11)
-    one = point.ways["one"]
+    one = point.ways["aggregated"]
     assert isinstance(one, OnePool)
     assert one.gpus > 1
     fewer = rs.pools(replace(asked, gpus=one.gpus - 1), mix=mix, requests_per_s=25.0, requests=FEW)
-    assert fewer.points[0].ways["one"] is None
+    assert fewer.points[0].ways["aggregated"] is None
     found.write(tmp_path)
     assert "--max-model-len 4200" in " ".join(rs.export(tmp_path, "vllm").command.split())
 

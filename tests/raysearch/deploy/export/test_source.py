@@ -172,7 +172,7 @@ def test_both_pools_of_an_answer_are_exported(tmp_path: Path) -> None:
     shown = RUNNER.invoke(app, ["pools", *asked, "--set", "sweep=ttft-ms=1,500", "--out", str(tmp_path), "--json"])
     nothing, answer = json.loads(shown.stdout)["points"]
     assert nothing["winner"] is None
-    assert answer["winner"] == "apart"
+    assert answer["winner"] == "disaggregated"
     with pytest.raises(InputError, match="nothing was feasible"):
         run(str(tmp_path))
     with pytest.raises(InputError, match="no point 2: it has 2"):
@@ -181,7 +181,7 @@ def test_both_pools_of_an_answer_are_exported(tmp_path: Path) -> None:
         rs.export(tmp_path, alternative=-1)
     pools = json.loads(run(str(tmp_path), "--alternative", "1", "--out", str(tmp_path / "o"), "--json"))["pools"]
     for name, role in (("prefill", "kv_producer"), ("decode", "kv_consumer")):
-        way = answer["ways"]["apart"][name]
+        way = answer["ways"]["disaggregated"][name]
         assert (tmp_path / "o" / name / "start.sh").read_text() == f"#!/bin/sh\n{pools[name]['command']}\n"
         assert pools[name]["strategy"] == way["strategy"]
         assert pools[name]["replicas"] == way["replicas"]
@@ -189,16 +189,16 @@ def test_both_pools_of_an_answer_are_exported(tmp_path: Path) -> None:
         assert "--max-model-len 9300" in pools[name]["command"]  # the longest, not the typical
     together = json.loads(run(str(tmp_path), "--alternative", "1", "--to", "dynamo", "--json"))
     assert {name: each["replicas"] for name, each in together["pools"].items()} == {
-        name: answer["ways"]["apart"][name]["replicas"] for name in ("prefill", "decode")
+        name: answer["ways"]["disaggregated"][name]["replicas"] for name in ("prefill", "decode")
     }
     assert together["files"]["dynamo.yaml"].count("type: frontend") == 1
 
 
 STRATEGY = {"tp": 1, "ep": 1, "pp": 1, "batch": 8, "dims": [2, 1, 1, 0, 2, 2, 1, 1, 0, 2]}
 APART = {
-    "winner": "apart",
+    "winner": "disaggregated",
     "kinds": [{"prompt_tokens": 4000, "output_tokens": 500, "share": 1.0}],
-    "ways": {"apart": {pool: {"replicas": 2, "strategy": STRATEGY} for pool in ("prefill", "decode")}},
+    "ways": {"disaggregated": {pool: {"replicas": 2, "strategy": STRATEGY} for pool in ("prefill", "decode")}},
 }
 
 

@@ -36,9 +36,9 @@ def test_pools_apart_win_at_a_tight_ttft_with_long_prompts(answer: tuple[Path, d
     # Published: DistServe (OSDI 2024), Splitwise (ISCA 2024): prompts no longer lengthen the others' tokens.
     _, tight, loose = answer[1]["points"]
     for point in (tight, loose):
-        assert point["winner"] == "apart"
+        assert point["winner"] == "disaggregated"
         ways = point["ways"]
-        assert ways["apart"]["goodput_per_gpu"] > 1.2 * ways["one"]["goodput_per_gpu"]
+        assert ways["disaggregated"]["goodput_per_gpu"] > 1.2 * ways["aggregated"]["goodput_per_gpu"]
 
 
 def test_in_turns_a_pool_gains_where_nobody_waits_for_a_token() -> None:
@@ -60,9 +60,13 @@ def test_in_turns_a_pool_gains_where_nobody_waits_for_a_token() -> None:
         )["points"][0]["ways"]
         for limits in ((), ("--tpot-ms", "30", "--ttft-ms", "1500"))
     )
-    assert offline["resharded"]["goodput_per_gpu"] > max(offline[name]["goodput_per_gpu"] for name in ("one", "apart"))
+    assert offline["resharded"]["goodput_per_gpu"] > max(
+        offline[name]["goodput_per_gpu"] for name in ("aggregated", "disaggregated")
+    )
     assert offline["resharded"]["prefill"]["strategy"]["pp"] > offline["resharded"]["decode"]["strategy"]["pp"]
-    assert online["resharded"] is None or online["resharded"]["goodput_per_gpu"] < online["one"]["goodput_per_gpu"]
+    assert (
+        online["resharded"] is None or online["resharded"]["goodput_per_gpu"] < online["aggregated"]["goodput_per_gpu"]
+    )
 
 
 def test_one_pool_wins_at_low_load() -> None:
@@ -71,9 +75,9 @@ def test_one_pool_wins_at_low_load() -> None:
         *(*ASKED, "--gpus", "16", "--isl", "8000", "--ttft-ms", "2000", "--set", "requests=40"),
         *("--set", "sweep=requests-per-s=0.2,4", *FEW),
     )["points"]
-    assert low["winner"] == "one"
-    assert low["ways"]["one"]["gpus"] <= low["ways"]["apart"]["gpus"]
-    assert high["winner"] == "apart"
+    assert low["winner"] == "aggregated"
+    assert low["ways"]["aggregated"]["gpus"] <= low["ways"]["disaggregated"]["gpus"]
+    assert high["winner"] == "disaggregated"
 
 
 def test_a_way_that_keeps_no_limit_is_null_and_without_any_the_exit_code_is_3(
@@ -93,7 +97,7 @@ def test_figures_add_up(answer: tuple[Path, dict[str, Any]]) -> None:
             assert way["goodput_per_gpu"] == pytest.approx(way["requests_per_s"] / 16)
             assert way["tpot_s"] <= 0.030
             assert way["ttft_s"] <= point["limits"]["ttft_s"]
-        apart = point["ways"]["apart"]
+        apart = point["ways"]["disaggregated"]
         for pool in ("prefill", "decode"):
             assert apart[pool]["replicas"] * apart[pool]["requests_per_s_of_each"] >= apart["requests_per_s"] * 0.999999
         assert apart["gpus"] == sum(apart[p]["replicas"] * apart[p]["gpus_per_replica"] for p in ("prefill", "decode"))
@@ -105,8 +109,11 @@ def test_the_folder_has_the_answers_a_table_and_a_picture(answer: tuple[Path, di
     assert kept.pop("sha256")
     assert kept == answers
     rows = list(csv.DictReader((folder / "pools.csv").read_text().splitlines()))
-    assert [row["winner"] for row in rows] == ["", "apart", "apart"]
-    assert float(rows[1]["apart_goodput_per_gpu"]) == answers["points"][1]["ways"]["apart"]["goodput_per_gpu"]
+    assert [row["winner"] for row in rows] == ["", "disaggregated", "disaggregated"]
+    assert (
+        float(rows[1]["disaggregated_goodput_per_gpu"])
+        == answers["points"][1]["ways"]["disaggregated"]["goodput_per_gpu"]
+    )
     assert (folder / "pools.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -127,7 +134,7 @@ def test_the_terminal_says_what_runs_and_which_way_wins() -> None:
     assert shown.exit_code == 0
     assert "500 in and 50 out (75%), 4,000 in and 100 out (25%)" in shown.stdout
     assert "one pool, continuous batching" in shown.stdout
-    assert "<- the most requests per GPU" in shown.stdout
+    assert "<- highest requests/s per GPU" in shown.stdout
     assert "comes on top" not in shown.stdout  # there is no limit on the first token
 
 

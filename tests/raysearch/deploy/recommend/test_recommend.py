@@ -495,10 +495,10 @@ def test_both_forms_of_deployment_are_what_pools_says_and_the_better_one_leads(t
     assert answer["disaggregated"] == pair
     assert pair["tokens_per_s"] > single["tokens_per_s"]
     for phase in ("prefill", "decode"):
-        assert pair[phase] == ways["apart"][phase]
-    assert pair["tokens_per_s"] == pytest.approx(500 * ways["apart"]["requests_per_s"])
-    assert single["strategy"] == ways["one"]["pool"]["strategy"]
-    assert single["requests_per_s"] == pytest.approx(ways["one"]["requests_per_s"])
+        assert pair[phase] == ways["disaggregated"][phase]
+    assert pair["tokens_per_s"] == pytest.approx(500 * ways["disaggregated"]["requests_per_s"])
+    assert single["strategy"] == ways["aggregated"]["pool"]["strategy"]
+    assert single["requests_per_s"] == pytest.approx(ways["aggregated"]["requests_per_s"])
     # Both go at one rate; measured runs may be slower, so that predictions stay below the limit.
     rates = [pair[phase]["replicas"] * pair[phase]["requests_per_s_of_each"] for phase in ("prefill", "decode")]
     assert pair["requests_per_s"] == pytest.approx(min(rates))

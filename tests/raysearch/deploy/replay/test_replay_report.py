@@ -216,9 +216,9 @@ def test_two_pools_are_replayed_from_their_folder(tmp_path: Path) -> None:
         model="llama_3_1_70b", isl=8000, osl=200, tpot_ms=30, ttft_ms=2000, gpus=8, batches="powers_of_two"
     )
     best = rs.pools(asked)
-    assert best.winner == "apart"
+    assert best.winner == "disaggregated"
     best.write(tmp_path)
-    pair = best.points[0].ways["apart"]
+    pair = best.points[0].ways["disaggregated"]
     assert isinstance(pair, Matched)
     found = rs.replay(path=tmp_path, requests_per_s=0.5 * pair.requests_per_s, requests=200, seeds=1)
     assert found.report.gpus == pair.gpus
