@@ -127,9 +127,10 @@ def recommend(
         percentile: Under a load: percentile of the latencies that must be within the limits.
         trace: A recorded trace as the load; strategies are made for the question's lengths, or for its mean ones.
         only: Form of deployment to consider; None takes the one that serves more.
-        replays: Where requests come at random: how many strategies to replay at most, to prove that none does better.
-        forms: Whether drafts, exchanges of experts, spare copies of them and overlapped batches are compared, too, of
-            models that draft for themselves; "eagle3": and of those with a public head.
+        replays: Under random arrivals: strategies to replay at most before stopping the proof that none does better.
+        forms: Whether drafts, expert exchanges, redundant experts and overlapped batches are compared, too, for models
+            with multi-token prediction; "eagle3": also for those with a public head; "usual": only the engine's
+            defaults.
         without: Degrees that are to stay 1: pipelines, expert parallelism.
         compare_with: "aisimulate": also what NVIDIA's AISimulate recommends, in a minute or two.
         requests: Under a load: requests per replay; of 2000 some twenty lie beyond the 99th percentile.

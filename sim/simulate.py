@@ -168,11 +168,11 @@ def latency_limits(workload: Workload, tpot_s: float, ttft_s: float) -> list[Vio
     at = f" at confidence {workload.confidence:g}" if workload.confidence > EVEN_ODDS else ""
     if tpot_s > workload.tpot_limit_s * (1 + ROUNDING):
         took, slo = unlike_texts(tpot_s * 1e3, workload.tpot_slo_s * 1e3)
-        message = f"TPOT{at} is {took} ms, the SLO is {slo} ms{_less(workload)}"
+        message = f"TPOT{at} is {took} ms, the limit is {slo} ms{_less(workload)}"
         violations.append(Violation("tpot", tpot_s, workload.tpot_limit_s, message))
     if ttft_s > workload.ttft_limit_s * (1 + ROUNDING):
         took, slo = unlike_texts(ttft_s * 1e3, workload.ttft_slo_s * 1e3, 0)
-        message = f"TTFT{at} is {took} ms, the SLO is {slo} ms{_less(workload)}"
+        message = f"TTFT{at} is {took} ms, the limit is {slo} ms{_less(workload)}"
         violations.append(Violation("ttft", ttft_s, workload.ttft_limit_s, message))
     return violations
 
@@ -193,7 +193,8 @@ def degree_violations(workload: Workload, tp: int, ep: int, pp: int) -> list[Vio
     if pp > layers:
         violations.append(Violation("layers", pp, layers, f"pp={pp} stages share {layers} layers"))
     if ep > experts:
-        violations.append(Violation("experts", ep, experts, f"ep={ep} ranks share {experts} experts"))
+        message = f"ep={ep} exceeds the model's {experts} {'expert' if experts == 1 else 'experts'}"
+        violations.append(Violation("experts", ep, experts, message))
     return violations
 
 

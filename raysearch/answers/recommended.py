@@ -42,7 +42,7 @@ Recommender = Literal["aisimulate"]
 
 @dataclass(frozen=True, repr=False)
 class RecommendationResult(Result):
-    """What to run, what else, and why not more.
+    """The recommended deployment, alternatives and the limiting factor.
 
     Attributes:
         question: What was asked.

@@ -57,5 +57,5 @@ def first_token_limit_text(workload: Workload) -> str:
         return ""
     error = first_token_error(workload)
     times = error.times if error else None
-    beside = f": measured were {times.request_s * 1e3:.0f} ms and {times.steps:.1f} decode steps" if times else ""
-    return f"The limit of the first token counts queues and steps; the way from and to the client comes on top{beside}"
+    beside = f"; measured: {times.request_s * 1e3:.0f} ms and {times.steps:.1f} decode steps" if times else ""
+    return f"The limit of the first token counts queues and steps; the client round trip is not included{beside}"

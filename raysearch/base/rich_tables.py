@@ -177,7 +177,7 @@ def _latencies(workload: Workload, evaluation: Evaluation) -> str:
 
 
 def _allowed(slo_s: float, within: Callable[[float], float]) -> str:
-    return f" (allowed {slo_s * 1e3:g} ms, kept with probability {within(slo_s):.2f})" if math.isfinite(slo_s) else ""
+    return f" (limit {slo_s * 1e3:g} ms, met with probability {within(slo_s):.2f})" if math.isfinite(slo_s) else ""
 
 
 def _layer_tables(workload: Workload, evaluation: Evaluation) -> Iterator[RenderableType]:

@@ -455,7 +455,7 @@ def assembled(
         raise CatalogError(f"{lacks[0]}; --space={rules.name} has its strategies on the bare machine")
     if file.prompt_wait_steps and rules and not rules.prompts_wait:
         raise CatalogError(
-            f"{rules.title} {rules.version}: no prompt waits for those of other attention groups: leave out "
+            f"{rules.title} {rules.version}: the engine does not delay prompts across attention groups: leave out "
             f"prompt_wait_steps, got {file.prompt_wait_steps}"
         )
     digest = hashlib.sha256()

@@ -139,7 +139,7 @@ class Question:
         About(
             f"{'; '.join(f'{phase.name!r}: {phase.summary}' for phase in phases())}.",
             "deployment",
-            "the workload's, else serve, or decode without an engine",
+            "the workload's, else serve, or decode without an engine; always serve in pools",
             "phase",
         ),
     ] = None
@@ -172,7 +172,7 @@ class Question:
         About(
             "Prompt tokens per step at most (chunked prefill); 0 for whole prompts.",
             "deployment",
-            "whole prompts; recommend and pools also search chunks of 512, 2,048 and 8,192",
+            "the workload's, else whole prompts; recommend and pools also search chunks of 512, 2,048 and 8,192",
             "chunk_tokens",
             least=0,
         ),
@@ -344,11 +344,22 @@ class Question:
         ),
     ] = None
     tpot_ms: Annotated[
-        float | None, About("Limit on the time per output token, in milliseconds.", "limits", "no limit", "tpot_slo_ms")
+        float | None,
+        About(
+            "Limit on the time per output token, in milliseconds.",
+            "limits",
+            "the workload's, else no limit; in recommend without a load, 100",
+            "tpot_slo_ms",
+        ),
     ] = None
     ttft_ms: Annotated[
         float | None,
-        About("Limit on the time to the first token, in milliseconds.", "limits", "no limit", "ttft_slo_ms"),
+        About(
+            "Limit on the time to the first token, in milliseconds.",
+            "limits",
+            "the workload's, else no limit; in recommend without a load, 10,000 and 1 more per prompt token",
+            "ttft_slo_ms",
+        ),
     ] = None
     gpus: Annotated[
         int | None,
@@ -409,7 +420,7 @@ class Question:
         About(
             "Batch sizes to search: 'any', or 'powers_of_two', as in the paper.",
             "search",
-            "the workload's list, else any",
+            "the workload's list, else any; in tune-live, powers_of_two",
             "degrees.batch",
             rare=True,
         ),

@@ -145,7 +145,7 @@ class EngineRules:
             violations += refused[0]
         if strategy.vocabulary not in ((), ENGINES_VOCABULARY) and strategy.tp * strategy.cp > 1:
             own, asked = (",".join(map(str, each)) for each in (ENGINES_VOCABULARY, strategy.vocabulary))
-            violations.append(f"embedding, LM head and sampling share the vocabulary out, {own}, not {asked}")
+            violations.append(f"embedding, LM head and sampling are sharded along the vocabulary, {own}, not {asked}")
         return [f"{self.title} {self.version}: {text}" for text in violations]
 
 

@@ -17,10 +17,11 @@ from raysearch.base.file_io import as_strategy, strategy_dict
 from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.cli.app import app
 from raysearch.cli.commands.settings import settings_of
+from raysearch.deploy.recommend.usual_limits import MS_PER_PROMPT_TOKEN, USUAL_TPOT_MS, USUAL_TTFT_MS
 from sim.batched import evaluate_many
 from sim.config.files import CatalogError
 from sim.config.question import QUESTION_FIELDS, Question, option_of
-from sim.pools.best_pools import OnePool
+from sim.pools.best_pools import CHUNKS, OnePool
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import OWN_SPACES, Workload
@@ -318,6 +319,24 @@ def test_whole_prompts_can_be_asked_for_in_every_command_that_searches_chunks() 
     way = rs.pools(whole).points[0].ways["aggregated"]
     assert isinstance(way, OnePool)
     assert (way.evaluation.strategy, way.workload.chunk_tokens) == (best.strategy, None)
+
+
+@pytest.mark.usefixtures("best_alone")
+def test_recommend_alone_has_default_limits_and_names_them_in_its_answer_and_in_every_help() -> None:
+    asked = Question(model="qwen3_32b", isl=1000, osl=100, gpus=4, chunk_tokens=0)
+    found = rs.recommend(asked, top=1, only="aggregated")
+    applied = found.to_dict()["usual_limits"]
+    assert applied == {"tpot_ms": USUAL_TPOT_MS, "ttft_ms": USUAL_TTFT_MS + MS_PER_PROMPT_TOKEN * 1000}
+    assert "default limits 100 ms and 11,000 ms applied" in str(found)
+    assert found.strategy == rs.optimum(replace(asked, **applied)).strategy
+    free = rs.optimum(asked)
+    assert free.tokens_per_s_per_gpu > found.best.tokens_per_s_per_gpu  # type: ignore[union-attr]
+    way = rs.pools(asked).points[0].ways["aggregated"]
+    assert isinstance(way, OnePool)
+    assert way.evaluation.strategy == free.strategy
+    assert f"in recommend without a load, {USUAL_TPOT_MS:g}" in QUESTION_FIELDS["tpot_ms"].usual
+    assert f"{USUAL_TTFT_MS:,.0f} and {MS_PER_PROMPT_TOKEN:g} more" in QUESTION_FIELDS["ttft_ms"].usual
+    assert all(f"{chunk:,}" in QUESTION_FIELDS["chunk_tokens"].usual for chunk in CHUNKS if chunk)
 
 
 def test_an_export_keeps_to_the_limits_that_evaluate_has() -> None:

@@ -50,7 +50,7 @@ def file_to_write(out: Path | None, ending: str = ".json") -> Path:
 
 
 REPLAYS_HELP = (
-    "Where requests come at random: how many strategies to replay at most, to prove that none does better; fewer in "
+    "Under random arrivals: strategies to replay at most before stopping the proof that none does better; fewer in "
     "`recommend`, which is to answer in seconds, than in `optimum`."
 )
 REQUESTS_HELP = "Requests in one simulated run; half as many in `place`, which simulates many placements."

@@ -61,8 +61,8 @@ def recommend(
     forms: Annotated[
         FormsCompared,
         Setting(
-            "'all': of models with multi-token prediction also try drafts, DeepEP, spare experts and overlapped "
-            "batches; 'eagle3': of those with a public EAGLE-3 head, too; 'usual': what is asked for alone."
+            "'all': of models with multi-token prediction also try drafts, DeepEP, redundant experts and overlapped "
+            "batches; 'eagle3': of those with a public EAGLE-3 head, too; 'usual': only the engine's defaults."
         ),
     ] = "all",
     without: Annotated[

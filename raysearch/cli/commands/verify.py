@@ -61,13 +61,13 @@ def _folder(folder: Path) -> tuple[str, JsonFields]:
     if is_tuning(folder):
         measurements = verify_tuning(folder)
         fields = {"folder": str(folder), "measurements": measurements, "damaged": {}}
-        return f"{measurements:,} measurements are as they were written", fields
+        return f"{measurements:,} measurements verified: unchanged", fields
     if answers:
-        return f"As written: {', '.join(answers)}", {"folder": str(folder), "answers": answers, "damaged": {}}
+        return f"Unchanged: {', '.join(answers)}", {"folder": str(folder), "answers": answers, "damaged": {}}
     found = verify(folder)
     calls = sum(run["calls"] for run in found.runs)
     fields = {"folder": str(folder), "runs": len(found.runs), "calls": calls, "damaged": found.damaged}
-    return f"{len(found.runs):,} runs with {calls:,} calls are as they were written", fields
+    return f"{len(found.runs):,} runs with {calls:,} calls verified: unchanged", fields
 
 
 def _file(path: Path, workload: str | None) -> tuple[str, JsonFields]:

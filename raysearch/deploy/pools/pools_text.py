@@ -42,7 +42,7 @@ def _one(answer: PoolComparison) -> Iterator[str]:
         yield f"  {what_runs(case.workload, way)}"
         left = limits.gpus - way.gpus
         yield (
-            f"  {rate_text(way.requests_per_s)} on {gpus_text(way.gpus)}{f', {left} left over' if left else ''}: "
+            f"  {rate_text(way.requests_per_s)} on {gpus_text(way.gpus)}{f', {left} idle' if left else ''}: "
             f"{answer.goodput_per_gpu(name):.3f} per GPU; {way.tpot_s * 1e3:.1f} ms per token, "
             f"{way.ttft_s * 1e3:,.0f} ms to the first"
         )

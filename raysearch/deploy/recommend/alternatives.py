@@ -101,7 +101,7 @@ def _lacks(demand: Demand, each: Evaluation, best: Evaluation) -> Iterator[str]:
             yield f"takes {own} GPUs, not {other}"
         else:
             in_all = _compared(gain(demand, each, best), "tokens/s in all")
-            yield f"{in_all}, {gpus_text(demand.gpus - own)} left over"
+            yield f"{in_all}, {gpus_text(demand.gpus - own)} idle"
     yield _compared(each.tokens_per_s_per_gpu / best.tokens_per_s_per_gpu - 1, "tokens/s/GPU")
 
 

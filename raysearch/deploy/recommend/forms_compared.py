@@ -1,4 +1,4 @@
-"""What each other way to serve would give: exchange of experts, spare copies of them, overlapped halves, drafts."""
+"""What each other way to serve would give: expert exchange, redundant experts, overlapped halves, drafts."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ServingForm:
 def compares_forms(demand: Demand, forms: FormsCompared = "all") -> bool:
     """Whether other forms are worth a look, and its engine computes prompts and answers.
 
-    They are of checkpoints that draft for themselves and, where that is asked for, of those with a public EAGLE-3 head.
+    They are of checkpoints with multi-token prediction and, where asked for, of those with a public EAGLE-3 head.
     """
     workload = demand.workload
     drafts = bool(workload.model.mtp_layers) or (forms == "eagle3" and has_head(workload))
@@ -229,7 +229,7 @@ def _worth_its_options(forms: Sequence[ServingForm]) -> ServingForm:
 def _spare_copies(
     question: Question, workload: Workload, found: Sequence[ServingForm]
 ) -> Iterator[tuple[str, Changes]]:
-    """Numbers of spare copies of experts, where the question leaves that open; the last found is the last."""
+    """Numbers of redundant experts, where the question leaves that open; the last found is the last."""
     model = workload.model
     if not model.is_moe or question.redundant_experts is not None:
         return

@@ -1,4 +1,4 @@
-"""The answer to a demand: what to run, what else, why not more, and what the engine's limits cost."""
+"""The answer to a demand: the deployment, alternatives, the limiting factor, and what the engine's limits cost."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def begun_lines(answer: Recommendation) -> Iterator[str]:
         what = f"{fleet.replicas} x ({what}) on {gpus_text(fleet.gpus)}"
     where = "in the steady state, " if demand.under_traffic else ""
     each = answer.tokens_per_s / demand.gpus
-    yield f"So far, {where}over few batches: {what}: {each:,.1f} tokens/s/GPU at hand; more is being compared"
+    yield f"So far, {where}over few batches: {what}: {each:,.1f} tokens/s per available GPU; still comparing"
 
 
 def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
@@ -61,7 +61,7 @@ def _pair_lines(pair: Disaggregated) -> Iterator[str]:
     matched, left = pair.matched, pair.gpus_at_hand - pair.matched.gpus
     yield (
         f"Disaggregated: {pools_text(matched)}; {matched.gpus} GPUs"
-        + (f", {left} of {pair.gpus_at_hand} left over" if left else "")
+        + (f", {left} of {pair.gpus_at_hand} idle" if left else "")
     )
     low, high = (bound / matched.gpus for bound in pair.tokens_per_s_interval)
     per_gpu = f"{pair.tokens_per_s_per_gpu:,.1f} tokens/s/GPU [{low:,.1f}, {high:,.1f}]"
@@ -112,7 +112,7 @@ def _aggregated_lines(answer: Recommendation) -> Iterator[RenderableType]:
     demand, fleet = answer.demand, best.fleet
     figures = option_figures(demand.workload, best.evaluation)
     gpus = f"{fleet.replicas} x {gpus_text(best.evaluation.gpus)}"
-    left = f", {fleet.left_over} of {demand.gpus} left over" if fleet.left_over else f", all of {demand.gpus}"
+    left = f", {fleet.left_over} of {demand.gpus} idle" if fleet.left_over else f", all of {demand.gpus}"
     first = "Aggregated: " if answer.pair else ""
     chunk = demand.workload.chunk_tokens
     how = f"; prompts in chunks of {chunk:,}" if chunk else ""
@@ -236,7 +236,7 @@ def _proof_lines(answer: Recommendation) -> Iterator[str]:
 
 
 def _fewest_text(gpus: int | None, *, first: bool) -> str:
-    return f"{gpus}" if gpus else "none hold" if first else "no fewer found"
+    return f"{gpus}" if gpus else "not met" if first else "no fewer found"
 
 
 def _prompts_elsewhere(demand: Demand, best: Option) -> str:
@@ -261,8 +261,9 @@ def _where_measured_text(workload: Workload, found: SameChip) -> str:
     """What a machine of the same chip expects whose runs know the model."""
     engine, there = workload.engine.family if workload.engine else "", found.evaluation
     return (
-        f"The times of {found.machine}, the same chip, know {workload.model.name} under {engine}: there this strategy "
-        f"is priced at {there.tokens_per_s_per_gpu:,.1f} tokens/s/GPU and {there.tpot_s * 1e3:.1f} ms per token"
+        f"Fitted to measured runs of {workload.model.name} under {engine} on {found.machine} (same chip), this "
+        f"strategy is predicted at {there.tokens_per_s_per_gpu:,.1f} tokens/s/GPU and "
+        f"{there.tpot_s * 1e3:.1f} ms per token"
     )
 
 

@@ -15,7 +15,7 @@ USUAL_TTFT_MS, MS_PER_PROMPT_TOKEN = 10_000.0, 1.0
 
 
 def usual_limits(question: Question, workload: Workload) -> dict[str, float]:
-    """Those that are taken for granted, by the question's own names; none where it says them or no prompt is computed.
+    """The default limits that apply, by the question's own names; none where it states them or no prompt is computed.
 
     >>> question = Question(model="qwen3_32b", isl=4000, osl=500, tpot_ms=30)
     >>> usual_limits(question, question.load())
@@ -31,11 +31,14 @@ def usual_limits(question: Question, workload: Workload) -> dict[str, float]:
 
 
 def usual_limits_text(limits: Mapping[str, float]) -> str:
-    """What is taken for granted, in words.
+    """The default limits that apply, in words.
 
     >>> usual_limits_text({"ttft_ms": 14000.0})
-    'No --ttft-ms is given: at most 14,000 ms is taken for granted; a larger one lifts it'
+    'No --ttft-ms is given: default limit 14,000 ms applied; pass a larger value to raise it'
     """
     options = " or ".join(f"--{name.replace('_', '-')}" for name in limits)
     at_most = " and ".join(f"{limit:,.0f} ms" for limit in limits.values())
-    return f"No {options} is given: at most {at_most} is taken for granted; a larger one lifts it"
+    limit, more = (
+        ("limits", "larger values to raise them") if len(limits) > 1 else ("limit", "a larger value to raise it")
+    )
+    return f"No {options} is given: default {limit} {at_most} applied; pass {more}"

@@ -79,7 +79,7 @@ def _notes(report: ReplayReport) -> Iterator[str]:
             yield text
     if report.breaks_at_per_s is not None:
         yield (
-            f"The limits break above {report.breaks_at_per_s:,.2f} requests/s; the bound without queues is "
+            f"Limits met up to {report.breaks_at_per_s:,.2f} requests/s; without queueing up to "
             f"{report.bound_per_s:,.2f}"
         )
     first = report.runs[0]

@@ -310,7 +310,7 @@ def test_an_edited_best_is_noticed_even_with_a_seal_of_its_own(
     assert survey(out).damaged == {}
     with pytest.raises(RunFailed, match=rf"{FINISHED} is damaged: its rows say best "):
         verify_results(out)
-    assert f"2 runs with {BUDGET + MADE} calls are as they were written" in capsys.readouterr().out
+    assert f"2 runs with {BUDGET + MADE} calls verified: unchanged" in capsys.readouterr().out
 
 
 def test_what_is_put_aside_takes_the_first_free_name(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_a_run_of_another_study_is_put_aside(study: Study, out: Path, undisturbe
 
 def test_a_whole_study_is_verified(study: Study, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verify_results(out)
-    assert capsys.readouterr().out == f"3 runs with {2 * BUDGET + MADE} calls are as they were written\n"
+    assert capsys.readouterr().out == f"3 runs with {2 * BUDGET + MADE} calls verified: unchanged\n"
 
 
 def test_a_stray_line_beside_a_finished_run_costs_that_run_alone(

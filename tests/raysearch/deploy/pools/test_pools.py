@@ -135,7 +135,7 @@ def test_the_terminal_says_what_runs_and_which_way_wins() -> None:
     assert "500 in and 50 out (75%), 4,000 in and 100 out (25%)" in shown.stdout
     assert "one pool, continuous batching" in shown.stdout
     assert "<- highest requests/s per GPU" in shown.stdout
-    assert "comes on top" not in shown.stdout  # there is no limit on the first token
+    assert "round trip" not in shown.stdout  # there is no limit on the first token
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Ways to serve, compared: how experts are reached, spare copies of them, drafts."""
+"""Ways to serve, compared: how experts are reached, redundant experts, drafts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def forms() -> list[ServingForm]:
 
 
 def test_each_form_has_what_its_own_question_is_answered_with(forms: list[ServingForm]) -> None:
-    assert len(forms) == 6  # as it starts, spare experts, drafts: one group of requests has nobody to send tokens to
+    assert (
+        len(forms) == 6
+    )  # as it starts, redundant experts, drafts: one group of requests has nobody to send tokens to
     usual = next(each for each in forms if not each.changes)
     chunk = usual.answer.demand.workload.chunk_tokens
     for each in forms[:1]:

@@ -1,4 +1,4 @@
-"""What is taken for granted where no limit on latencies is given."""
+"""The default limits where no limit on latencies is given."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def test_the_command_says_what_python_does(raysearch: Command, light: ReplayResu
     assert json.loads(done.stdout) == json.loads(json.dumps(light.to_dict()))
     assert (tmp_path / "out" / "replay.png").read_bytes().startswith(b"\x89PNG")
     assert "at the 99th percentile: met" in str(light)
-    assert "The limits break above" in str(light)
+    assert "Limits met up to" in str(light)
 
 
 @pytest.mark.usefixtures("best_alone")
