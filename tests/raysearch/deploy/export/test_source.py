@@ -205,12 +205,12 @@ APART = {
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        ("ways.apart.decode.replicas", -3, "replicas: .* at least 1, got -3"),
-        ("ways.apart.decode.replicas", "many", "replicas: .*whole number.*'many'"),
-        ("ways.apart.decode.strategy.tp", [], "tp: .*whole number"),
-        ("ways.apart.decode.strategy.dims", [2, 1], "expected 10 choices|dims"),
-        ("ways.apart.decode.strategy", None, "strategy"),
-        ("ways.apart", None, "says that 'apart' wins, but has no strategy for it"),
+        ("ways.disaggregated.decode.replicas", -3, "replicas: .* at least 1, got -3"),
+        ("ways.disaggregated.decode.replicas", "many", "replicas: .*whole number.*'many'"),
+        ("ways.disaggregated.decode.strategy.tp", [], "tp: .*whole number"),
+        ("ways.disaggregated.decode.strategy.dims", [2, 1], "expected 10 choices|dims"),
+        ("ways.disaggregated.decode.strategy", None, "strategy"),
+        ("ways.disaggregated", None, "says that 'disaggregated' wins, but has no strategy for it"),
         ("ways", 5, "ways"),
         ("winner", 5, "winner"),
         ("kinds", [], "at least one kind"),
