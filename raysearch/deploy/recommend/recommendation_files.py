@@ -11,7 +11,9 @@ from pathlib import Path
 
 from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_together
 from raysearch.base.priced_heading import priced_dict
+from raysearch.deploy.export.deployment import COMMAND_FILE
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
+from raysearch.deploy.export.trtllm import CONFIG_FILE
 from raysearch.deploy.recommend.fleet import cost, gpus_at_low_end, stay_of
 from raysearch.deploy.recommend.load_search import LoadProof
 from raysearch.deploy.recommend.pair_load import PairLoad
@@ -244,31 +246,31 @@ def write_recommendation(answer: Recommendation, folder: Path) -> JsonObject:
 
         files["pareto.png"] = png_of(front_figure(answer))
     folders = _option_folders(folder)
-    former = {str(each.relative_to(folder)) for own in folders for each in own.rglob("*") if not each.is_dir()}
+    former = {own / name for own in folders for name in _COMMAND_FILES}
     if (folder / RECOMMENDATION_FILE).is_file():
-        former.add("pareto.png")
+        former.add(folder / "pareto.png")
     write_together(folder, files)
-    for name in former - files.keys():
-        (folder / name).unlink(missing_ok=True)
+    for path in former - {folder / name for name in files}:
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
     for own in folders:
-        for each in (*own.iterdir(), own):
-            with suppress(OSError):  # a file, in use again, or somebody else's files lie there
-                each.rmdir()
+        with suppress(OSError):  # in use again, or somebody else's files lie there
+            own.rmdir()
     return content
 
 
+_NOT_EXPORTED = "not_exported.txt"
+_COMMAND_FILES = (COMMAND_FILE, CONFIG_FILE, _NOT_EXPORTED)
 _OF_OPTIONS = re.compile(r"best|alternative\d+")
 
 
 def _option_folders(folder: Path) -> list[Path]:
-    """Those of an answer that was written before."""
+    """Those in which an answer that was written before has its commands, those of pools before the option's own."""
     if not (folder / RECOMMENDATION_FILE).is_file():
         return []
-    return [
-        each
-        for each in folder.iterdir()
-        if _OF_OPTIONS.fullmatch(each.name) and each.is_dir() and not each.is_symlink()
-    ]
+    options = [each for each in folder.iterdir() if _OF_OPTIONS.fullmatch(each.name)]
+    found = [own / pool for own in options if not own.is_symlink() for pool in ("prefill", "decode", "")]
+    return [each for each in found if each.is_dir() and not each.is_symlink()]
 
 
 _TARGETS = {"megatron_core": "megatron"}
@@ -292,7 +294,7 @@ def _commands(answer: Recommendation) -> dict[str, bytes]:
             try:
                 files = exporter(target)(Deployment(each, strategy, weights, replicas)).all_files
             except ValueError as error:
-                files = {"not_exported.txt": f"{target} cannot run it: {error}\n"}
+                files = {_NOT_EXPORTED: f"{target} cannot run it: {error}\n"}
             found |= {f"{own}/{pool}{name}": text.encode() for name, text in files.items()}
     return found
 

@@ -533,6 +533,20 @@ def test_one_form_alone_is_answered_where_it_is_asked_for(only: str) -> None:
 
 
 @pytest.mark.usefixtures("best_alone")
+def test_a_second_answer_removes_the_first_one_s_commands_and_nothing_else(tmp_path: Path) -> None:
+    asked = rs.question(model="llama_3_1_8b", gpus=2, isl=1000, osl=200, tpot_ms=12, batches="powers_of_two")
+    found = rs.recommend(asked, top=1, only="aggregated")
+    found.write(tmp_path)
+    for name in ("alternative7/start.sh", "alternative8/prefill/start.sh", "alternative8/thesis.txt", "best/mine.sh"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found.write(tmp_path)
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
+    assert {name for name in left if name.startswith("alternative")} == {"alternative8", "alternative8/thesis.txt"}
+    assert {"best/start.sh", "best/mine.sh", "recommendation.json"} <= left
+
+
+@pytest.mark.usefixtures("best_alone")
 def test_pools_under_a_load_show_what_they_could_make_as_replicas_of_one_kind_do() -> None:
     stated = {"model": "llama_3_1_8b", "gpus": 2, "isl": 1000, "osl": 200, "tpot_ms": 12, "batches": "powers_of_two"}
     found = rs.recommend(rs.question(**stated), requests_per_s=2, top=1, only="disaggregated")
