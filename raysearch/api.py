@@ -337,11 +337,12 @@ def replay(
     (True, 1.0)
     """
     from raysearch.answers.replayed import ReplayResult, TrafficOptions, deployed_in, deployed_strategy
-    from raysearch.answers.strategy_text import strategy_of
+    from raysearch.answers.strategy_text import check_no_strategy, strategy_of
     from raysearch.base.errors import InputError
     from raysearch.base.progress import telling
 
     if path is not None:
+        check_no_strategy(Path(path), tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
         deployed = deployed_in(Path(path), question, alternative)
     elif question is None or (tp is None and layout is None):
         raise InputError("expected path=, or a question with tp= or layout=")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from raysearch.base.errors import InputError
 from sim.layers.dims import spread_choices
@@ -48,6 +49,30 @@ def strategy_of(
     strategy = Strategy(tp, ep, pp, 1 if batch is None else batch, of_ops, cp, dp, of_vocabulary)
     check_strategy(workload, strategy)
     return strategy if batch is not None else replace(strategy, batch=best_batch(workload, strategy))
+
+
+def check_no_strategy(
+    path: Path,
+    tp: int | None,
+    ep: int | None,
+    pp: int,
+    batch: int | None,
+    dims: str,
+    cp: int = 1,
+    dp: int | None = None,
+    layout: str | None = None,
+    vocabulary: str | None = None,
+) -> None:
+    """Makes sure that no strategy is described beside the path of one.
+
+    Raises:
+        InputError: One is.
+    """
+    stated = {"tp": tp, "ep": ep, "dp": dp, "cp": None if cp == 1 else cp, "pp": None if pp == 1 else pp}
+    stated |= {"batch": batch, "dims": None if dims == "megatron" else dims, "layout": layout}
+    stated |= {"set vocabulary": vocabulary}
+    if beside := [f"--{name}" for name, value in stated.items() if value is not None]:
+        raise InputError(f"{path} has the strategy: leave out {', '.join(beside)}, or the path")
 
 
 def _degrees_of(layout: str, given: Mapping[str, int | str | None]) -> LayoutDegrees:

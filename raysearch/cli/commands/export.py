@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from raysearch.answers.exported import ExportResult
-from raysearch.answers.strategy_text import strategy_of
+from raysearch.answers.strategy_text import check_no_strategy, strategy_of
 from raysearch.base.errors import InputError
 from raysearch.base.terminal import verbatim
 from raysearch.cli.commands.options import (
@@ -101,10 +101,11 @@ def export_strategy(
     """
     check_folder(out)
     exporter(to)
+    choices = (ep, pp, dims, cp, dp, layout, vocabulary)
     if path is not None:
+        check_no_strategy(path, tp, ep, pp, batch, *choices[2:])
         deployments = read_deployments(path, question, alternative, serve)
     else:
-        choices = (ep, pp, dims, cp, dp, layout, vocabulary)
         deployments = {"": _deployed(question, tp, batch, replicas, serve, choices)}
     found = ExportResult.of(deployments, to, None if ops is None else [name.strip() for name in ops], longest_request)
     if benchmark is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from raysearch.answers.replayed import MOST_REPLICAS, ReplayResult, TrafficOptions, deployed_in, deployed_strategy
-from raysearch.answers.strategy_text import strategy_of
+from raysearch.answers.strategy_text import check_no_strategy, strategy_of
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import (
     REQUESTS_HELP,
@@ -100,6 +100,7 @@ def replay_traffic(
     """  # noqa: E501
     check_folder(out)
     if path is not None:
+        check_no_strategy(path, tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
         deployed = deployed_in(path, question, alternative)
     elif question is None or (tp is None and layout is None):
         raise InputError("expected a folder or file to replay, or a workload with --tp or --layout")

@@ -16,7 +16,7 @@ from raysearch.deploy.export.stored import Exportable, StoredPair, question_of
 from raysearch.runs.records import Record, RunSpec
 from raysearch.studies.results import read_spec, read_study_runs
 from sim.config.code import Origin
-from sim.config.question import Question
+from sim.config.question import QUESTION_FIELDS, Question, option_of
 from sim.json_object import JsonObject
 from sim.replay.replica_sets import in_chunks, of_pool
 from sim.serving.phases import DECODE, PREFILL, phase_of
@@ -114,6 +114,7 @@ def stated_deployments(
         of_usual = stated_deployments(where, record, question, alternative, served_model, origin)
         return {name: replace(each, longest_request=longest) for name, each in of_usual.items()}
     if record.get("question") is not None:
+        _check_named(where, question)
         question = question or question_of(where, record)
         record = _alternative(where, record, alternative) if "best" in record else record
     if question is None:
@@ -128,6 +129,13 @@ def stated_deployments(
     if phase_of(workload).mixes and "chunk_tokens" in record:
         workload = replace(workload, chunk_tokens=record["chunk_tokens"])
     return served_deployments(workload, as_strategy(record["strategy"]), served_model, record.get("replicas"))
+
+
+def _check_named(where: Path | str, question: Question | None) -> None:
+    """Makes sure that a question beside an answer that has its own is a whole one. Raises: InputError."""
+    if question is not None and question.model is None and question.workload is None:
+        stated = ", ".join(option_of(name) for name in QUESTION_FIELDS if getattr(question, name) is not None)
+        raise InputError(f"{where} says what is served: leave out {stated}, or name the whole with --model")
 
 
 def served_deployments(
@@ -166,6 +174,7 @@ def _of_results(folder: Path, question: Question | None, served_model: str | Non
     """The best strategy of the best run; of a study with several workloads there is none."""
     from raysearch.reports.study_report import NotExplained, best_runs, explain_best
 
+    _check_named(folder, question)
     runs = best_runs(read_study_runs(folder))
     if len(runs) != 1:
         workloads = ", ".join(run["workload"] for run in runs) or "none"

@@ -89,6 +89,21 @@ def test_the_strategy_of_a_certificate_is_exported(tmp_path: Path) -> None:
     assert json.loads(run(str(file), "--json"))["strategy"] == found["strategy"]
 
 
+def test_what_is_stated_beside_a_file_that_has_it_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "best.json"
+    file.write_text(RUNNER.invoke(app, ["evaluate", *SMALL, *ONE, "--json"], catch_exceptions=False).stdout)
+    for command, own in (("export", ()), ("replay", LOAD)):
+        for words, told in (
+            (("--layout", "tp2"), "has the strategy: leave out --layout, or the path"),
+            (("--tp", "2", "--dims", "megatron-sp"), "leave out --tp, --dims"),
+            (("--isl", "4000"), "says what is served: leave out --isl"),
+        ):
+            with pytest.raises(InputError, match=told):
+                RUNNER.invoke(app, [command, str(file), *own, *words], catch_exceptions=False)
+    with pytest.raises(InputError, match="leave out"):
+        rs.replay(path=file, requests_per_s=1, tp=2)
+
+
 def test_some_ops_alone_are_exported_to_pytorch(tmp_path: Path) -> None:
     words = (*QWEN, "--tp", "4", "--batch", "32", "--to", "dtensor", "--set", "ops=qkv_proj, attention,o_proj")
     run(*words, "--out", str(tmp_path))
