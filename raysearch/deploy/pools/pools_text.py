@@ -35,7 +35,7 @@ def _one(answer: PoolComparison) -> Iterator[str]:
     for name, way in answer.ways.items():
         words = WAYS[name]
         mark = " <- highest requests/s per GPU" if name == answer.winner else ""
-        yield f"{words}{mark}"
+        yield f"{name.capitalize()}: {words}{mark}"
         if way is None:
             yield "  none keeps the limits"
             continue

@@ -244,7 +244,7 @@ def _prompts_elsewhere(demand: Demand, best: Option) -> str:
     stay, engine, evaluation = stay_of(demand, best.evaluation, best.fleet), demand.workload.engine, best.evaluation
     if stay is None or engine is None or stay.tpot_one_by_one_s < _NOTABLE * evaluation.tpot_s:
         return ""
-    above = ", above the SLO" if stay.tpot_one_by_one_s > demand.workload.tpot_limit_s else ""
+    above = ", above the limit" if stay.tpot_one_by_one_s > demand.workload.tpot_limit_s else ""
     return (
         f"The time per token includes {engine.times.prefill_share:.0%} of other requests' prompts, as measured, and "
         f"throughput all of them. The rest delays the first token if requests start at once "

@@ -133,7 +133,7 @@ def test_the_terminal_says_what_runs_and_which_way_wins() -> None:
     shown = RUNNER.invoke(app, asked, catch_exceptions=False)
     assert shown.exit_code == 0
     assert "500 in and 50 out (75%), 4,000 in and 100 out (25%)" in shown.stdout
-    assert "one pool, continuous batching" in shown.stdout
+    assert "Aggregated: one pool, continuous batching" in shown.stdout
     assert "<- highest requests/s per GPU" in shown.stdout
     assert "round trip" not in shown.stdout  # there is no limit on the first token
 

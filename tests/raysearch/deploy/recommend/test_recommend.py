@@ -481,7 +481,7 @@ def test_the_answer_stands_in_the_terminal() -> None:
         assert text in shown.stdout
     # The best lies just within the SLO with some of the others' prompts, and beyond it with all.
     output = " ".join(shown.stdout.split())
-    assert re.search(r"includes 52% of other requests' prompts.*ms per token, above the SLO\)", output)
+    assert re.search(r"includes 52% of other requests' prompts.*ms per token, above the limit\)", output)
 
 
 @pytest.mark.usefixtures("best_alone")
