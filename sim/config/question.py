@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -446,11 +446,11 @@ class Question:
     ] = None
 
     def __post_init__(self) -> None:
-        for name in ("acceptance", "stage_layers"):
-            given = getattr(self, name)
-            figures = [given] if name == "acceptance" and type(given) in (float, int) else given
-            if isinstance(figures, list | tuple) and all(type(each) in (float, int) for each in figures):
-                object.__setattr__(self, name, ",".join(map(str, figures)))
+        rate = self.acceptance
+        rates = (rate,) if type(rate) in (float, int) else rate
+        for name, given in (("acceptance", rates), ("stage_layers", self.stage_layers)):
+            if text := _listed(given):
+                object.__setattr__(self, name, text)
         try:
             RecordedQuestion.model_validate(dict(self.given()))
         except ValidationError as error:
@@ -577,6 +577,12 @@ def option_of(name: str) -> str:
 
 _CALLED = {"family": "as"}
 """Options whose word no field can have."""
+
+
+def _listed(given: object) -> str:
+    """Numbers as the text that an option takes; "" of anything else."""
+    listed = cast("Sequence[object]", given) if isinstance(given, list | tuple) else ()
+    return ",".join(map(str, listed)) if all(type(each) in (float, int) for each in listed) else ""
 
 
 def _at_least(value: float, least: float | None) -> bool:
