@@ -61,8 +61,8 @@ def read_deployments(
         InputError, StrategyError, CatalogError: There is no such strategy, or its workload cannot be had.
     """
     file = _answer_of(source)
-    if os.path.isdir(file):
-        found = _of_results(file, question, served_model)
+    if file is None:
+        found = _of_results(source, question, served_model)
     else:
         found = _of_file(file, question, alternative, served_model)
     for each in found.values():
@@ -73,14 +73,14 @@ def read_deployments(
 def stated_question(source: Path) -> Question | None:
     """The question that a folder's answer or a file states; None where it states none, or runs of a search do."""
     file = _answer_of(source)
-    record = {} if os.path.isdir(file) else read_record(file, Exportable, sealed=False)
-    return question_of(file, record) if record.get("question") is not None else None
+    record = read_record(file, Exportable, sealed=False) if file else {}
+    return question_of(source, record) if record.get("question") is not None else None
 
 
-def _answer_of(source: Path) -> Path:
-    """The file with the answer of a folder; the source itself where it is a file, or has runs of a search."""
+def _answer_of(source: Path) -> Path | None:
+    """The file with the answer of a folder, or the source that is a file; None of a folder with runs of a search."""
     files = (source / name for name in (RECOMMENDATION_FILE, POOLS_FILE, TUNED_FILE))
-    return next((file for file in files if os.path.lexists(file)), source)
+    return next((file for file in files if os.path.lexists(file)), None if os.path.isdir(source) else source)
 
 
 def _of_file(

@@ -127,7 +127,7 @@ def test_what_is_soon_found_is_among_all_that_is_compared_and_takes_no_time_of_i
     assert 0 < soon.tokens_per_s <= usual.tokens_per_s
     (line,) = begun_lines(soon)
     assert degrees_text(soon.options[0].evaluation.strategy) in line
-    assert f"{soon.tokens_per_s / 8:,.1f} tokens/s/GPU" in line
+    assert f"{soon.tokens_per_s / 8:,.1f} tokens/s per available GPU" in line
     (worked,) = searched.of(soon.demand.workload).values()
     before = len(worked.starts)
     begun(asked(ASKED), searched)
