@@ -12,6 +12,7 @@ from raysearch.answers.result import Result
 from raysearch.base.file_io import served_text, strategy_dict
 from raysearch.base.measured_first_tokens import steady_first_token_s
 from raysearch.base.priced_heading import priced_dict
+from raysearch.deploy.contexts import context_warnings
 from sim.config.question import Question
 from sim.engines.engine_registry import lacking_formats
 from sim.evaluation import Evaluation
@@ -79,14 +80,15 @@ class EvaluationResult(Result):
 
     @cached_property
     def warnings(self) -> list[str]:
-        """What of the question is idle, unknown to the engine, or slower than it need be."""
+        """What of the question is too long, idle, unknown to the engine, or slower than it need be."""
         slow = slow_precision(
             self.workload,
             self.evaluation.tokens_per_s_per_gpu,
             lambda other, _: evaluate_in_phase(other, self.strategy).tokens_per_s_per_gpu,
         )
         idle = [*idle_slos(self.workload), *idle_stages(self.workload, self.strategy)]
-        return [*lacking_formats(self.workload), *idle, *([slow] if slow else [])]
+        known = [*context_warnings(self.question, self.workload), *lacking_formats(self.workload)]
+        return [*known, *idle, *([slow] if slow else [])]
 
     def to_dict(self) -> JsonObject:
         """The answer as `raysearch evaluate --json` prints it."""

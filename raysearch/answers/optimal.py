@@ -17,6 +17,7 @@ from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import degrees_text, strategy_dict
 from raysearch.base.priced_heading import priced_dict, priced_text
+from raysearch.deploy.contexts import context_warnings
 from raysearch.optima.certificate_files import CountProgress, write_certificate
 from raysearch.optima.named_spaces import COMPARED, SpaceBest, best_of_space, optimum_value
 from raysearch.optima.optimum_cache import CachedOptimum, find_cached_optimum
@@ -157,7 +158,7 @@ class OptimumResult(Result):
 
     @cached_property
     def warnings(self) -> list[str]:
-        """What of the question is idle, unknown to the engine, or slower than it need be."""
+        """What of the question is too long, idle, unknown to the engine, or slower than it need be."""
         with self.bars(f"best of {self.workload.name} in another format") as progress:
 
             def figure(other: Workload, least: float) -> float:
@@ -167,7 +168,8 @@ class OptimumResult(Result):
 
             slow = slow_precision(self.workload, self.tokens_per_s_per_gpu, figure)
         idle = [*idle_slos(self.workload), *(idle_stages(self.workload, self.strategy) if self.strategy else [])]
-        return [*lacking_formats(self.workload), *idle, *([slow] if slow else [])]
+        known = [*context_warnings(self.question, self.workload), *lacking_formats(self.workload)]
+        return [*known, *idle, *([slow] if slow else [])]
 
     def to_dict(self) -> JsonObject:
         """The answer as `raysearch optimum --json` prints it; without a feasible strategy its figures are null."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sim.config.files import CatalogError, read_json
+from sim.config.files import CatalogError, config_path, read_json
+from sim.config.question import Question
 from sim.layers.model import Model
+from sim.workload import Workload
 
 _KEY = "max_position_embeddings"
 
@@ -35,6 +37,14 @@ def longest_context(model: Model, config: Path | None = None) -> int | None:
         return None
     parts = [part for part in (read, read.get("text_config")) if isinstance(part, dict)]
     return next((part[_KEY] for part in parts if isinstance(part.get(_KEY), int)), None)
+
+
+def context_warnings(question: Question | None, workload: Workload) -> list[str]:
+    """Warnings about requests that are longer than the model of a question takes; none of a workload by name."""
+    if question is None or question.model is None:
+        return []
+    longest = workload.prompt_tokens + workload.output_tokens
+    return too_long(longest, workload.model, config_path("models", question.model))
 
 
 def too_long(tokens: int, model: Model, config: Path | None = None) -> list[str]:

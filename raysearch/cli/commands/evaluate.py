@@ -48,7 +48,7 @@ def evaluate_strategy(
       raysearch evaluate --model deepseek_v3 --engine sglang --isl 8000 --osl 1000 --layout dep16 --batch 512
       raysearch evaluate --model deepseek_v3 --isl 8000 --osl 1000 --layout tep16 --batch 64 --draft-tokens 1 --acceptance 0.85
     """  # noqa: E501
-    workload = loaded(question)
+    workload = loaded(question, warned=True)
     strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
     found = EvaluationResult(question, workload, evaluate_in_phase(workload, strategy))
     show_result(found, as_json=as_json)

@@ -80,7 +80,7 @@ def show_optimum(
     from raysearch.base.progress import stepping
     from raysearch.optima.certificate_files import certified_space
 
-    workload = loaded(question)
+    workload = loaded(question, warned=True)
     if out is not None:
         if compare_spaces:
             raise InputError("--out is for the certificate of one space: leave it out, or --set compare_spaces")

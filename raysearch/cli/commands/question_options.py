@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 
 from raysearch.cli.commands.settings import Setting, takes_settings
-from raysearch.deploy.contexts import too_long
+from raysearch.deploy.contexts import context_warnings
 from sim.config.files import config_path
 from sim.config.question import QUESTION_FIELDS, About, Panel, Question, option_of
 from sim.workload import Workload
@@ -54,18 +54,20 @@ def takes_question(command: Callable[..., None]) -> Callable[..., None]:
     return takes_settings(with_options)
 
 
-def loaded(question: Question) -> Workload:
+def loaded(question: Question, *, warned: bool = False) -> Workload:
     """The workload of a question; stderr has what was read of a Hugging Face configuration, and what it warns of.
+
+    Args:
+        question: What is asked.
+        warned: Whether the answer has the warnings itself.
 
     Raises:
         CatalogError: See `Question.load`.
     """
     _show_import(question)
     workload = question.load()
-    if question.model is not None:
-        longest = workload.prompt_tokens + workload.output_tokens
-        for text in too_long(longest, workload.model, config_path("models", question.model)):
-            print(f"warning: {text}", file=sys.stderr)
+    for text in () if warned else context_warnings(question, workload):
+        print(f"warning: {text}", file=sys.stderr)
     return workload
 
 

@@ -98,7 +98,7 @@ def recommend(
     check_folder(out)
     path = trace_file(trace)
     if question.weights != ANY_FORMAT and path is None:
-        loaded(question)
+        loaded(question, warned=True)
     from raysearch.answers.recommended import RecommendationResult
     from raysearch.base.rich_tables import print_blocks
     from raysearch.deploy.recommend.recommendation_files import write_recommendation

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_together
 from raysearch.base.priced_heading import priced_dict
+from raysearch.deploy.contexts import context_warnings
 from raysearch.deploy.export.deployment import COMMAND_FILE
 from raysearch.deploy.export.source import RECOMMENDATION_FILE
 from raysearch.deploy.export.trtllm import CONFIG_FILE
@@ -44,6 +45,7 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
         "question": demand.question.record() if demand.question else {},
         **priced_dict(demand.asked),
         "usual_limits": dict(demand.usual),
+        "warnings": context_warnings(demand.question, demand.asked),
         **({} if demand.trace is None else {"longest_request": demand.trace.longest}),
         "model": workload.model.name,
         "config_hash": workload.config_hash,

@@ -11,6 +11,7 @@ from raysearch.base.file_io import degrees_text
 from raysearch.base.measured_first_tokens import first_token_limit_text, steady_first_token_text
 from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
+from raysearch.deploy.contexts import context_warnings
 from raysearch.deploy.recommend.alternatives import gpus_text
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import cost, gain, gpus_at_low_end, stay_of
@@ -50,6 +51,8 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     yield priced_text(answer.demand.asked)
     if answer.demand.usual:
         yield usual_limits_text(answer.demand.usual)
+    for text in context_warnings(answer.demand.question, answer.demand.asked):
+        yield f"Warning: {text}"
     if answer.winner == "disaggregated" and answer.pair:
         yield from _pair_lines(answer.pair)
     if answer.options:

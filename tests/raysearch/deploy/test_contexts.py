@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import raysearch as rs
 from raysearch.deploy.contexts import longest_context, too_long
 from raysearch.deploy.export.models import draft_repository, repository, stored_format
 from sim.config.catalog import load_model
@@ -40,6 +41,14 @@ def test_the_longest_context_is_that_of_the_published_file(model: str) -> None:
     config = Path(found.origin).parent / "model_configs" / f"{PUBLISHED[model]}_config.json"
     published = load_model(model)
     assert longest_context(published) == longest_context(published, config)
+
+
+@pytest.mark.usefixtures("best_alone")
+def test_every_answer_warns_of_requests_that_the_model_does_not_take() -> None:
+    asked = rs.question(model="llama_2_70b", gpus=4, isl=5000, osl=200, batches="powers_of_two", tpot_ms=50)
+    for found in (rs.evaluate(asked, tp=4, batch=1), rs.optimum(asked), rs.recommend(asked, top=1, only="aggregated")):
+        assert "requests of 5,200 tokens: llama_2_70b takes 4,096" in found.to_dict()["warnings"][0]
+        assert "requests of 5,200 tokens" in str(found)
 
 
 def test_a_request_is_too_long_from_one_token_more_on() -> None:
