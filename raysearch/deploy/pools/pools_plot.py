@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _AXES: tuple[tuple[str, Callable[[PoolComparison], float]], ...] = (
-    ("time to the first token allowed (s)", lambda each: each.case.limits.ttft_s),
+    ("limit on the time to the first token (s)", lambda each: each.case.limits.ttft_s),
     ("load (requests/s)", lambda each: each.case.limits.requests_per_s or math.nan),
     ("GPUs", lambda each: each.case.limits.gpus),
 )
