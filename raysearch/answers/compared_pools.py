@@ -187,6 +187,9 @@ class PoolsResult(Result):
 
     def write(self, folder: str | Path) -> None:
         """Writes pools.json, pools.csv and, of several points, pools.png, for `raysearch export`."""
+        from raysearch.processes.claim import check_folder
+
+        check_folder(Path(folder), "pools.json")
         write_answers(self.points, self.to_dict(), Path(folder))
 
 

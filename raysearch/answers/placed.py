@@ -92,5 +92,7 @@ class PlacementResult(Result):
     def write(self, folder: str | Path) -> None:
         """Writes placement.json, curves.csv and curves.png."""
         from raysearch.deploy.place.fleet_plan_text import write_fleet_plan
+        from raysearch.processes.claim import check_folder
 
+        check_folder(Path(folder), "placement.json")
         write_fleet_plan(self.plan, self.curves, Path(folder))

@@ -219,4 +219,7 @@ class RecommendationResult(Result):
 
     def write(self, folder: str | Path) -> None:
         """Writes recommendation.json, the front and each option's command, for `raysearch export`."""
+        from raysearch.processes.claim import check_folder
+
+        check_folder(Path(folder), "recommendation.json")
         write_recommendation(self.answer, Path(folder))

@@ -153,6 +153,9 @@ class ReplayResult(Result):
 
     def write(self, folder: str | Path) -> None:
         """Writes replay.json and replay.png."""
+        from raysearch.processes.claim import check_folder
+
+        check_folder(Path(folder), REPLAY_FILE)
         files = {REPLAY_FILE: record_bytes(self.to_dict()), "replay.png": png_of(self.figure())}
         write_together(Path(folder), files)
 

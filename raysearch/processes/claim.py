@@ -31,6 +31,16 @@ WITNESSED_S = 2 * BEAT_S
 """[assumed] A claim that seems to have lapsed is watched for so long before it is taken over."""
 _LONGEST_BYTES = 4096
 """[assumed] A claim has 200; what is longer is none."""
+_RESULTS = (
+    "run.json",
+    "study.json",
+    "tune_live.json",
+    "recommendation.json",
+    "pools.json",
+    "placement.json",
+    "replay.json",
+)
+"""Files by which a folder is known for results that another answer does not belong to."""
 _LOOK_S = 0.1
 """A claim is tried again after it: `in_use` holds the lock for the moment of its look."""
 
@@ -65,11 +75,13 @@ def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
         os.close(handle)
 
 
-def check_folder(folder: Path | None) -> None:
+def check_folder(folder: Path | None, own: str | None = None) -> None:
     """Makes sure that results can be put into a folder before they are computed; what it makes to see is removed again.
 
     Args:
         folder: Which, perhaps new; None for none.
+        own: File of the answer, which replaces an earlier one but stands beside no other results; None of a file that
+            may lie beside them.
 
     Raises:
         InputError: They cannot.
@@ -83,6 +95,9 @@ def check_folder(folder: Path | None) -> None:
         with suppress(OSError):
             for path in made:
                 path.rmdir()
+    others = [name for name in _RESULTS if name != own and own and os.path.lexists(folder / name)]
+    if others:
+        raise InputError(f"{folder} contains other results ({others[0]}); use another folder")
 
 
 def in_use(folder: Path) -> bool:

@@ -72,12 +72,13 @@ AlternativeOption = Annotated[
 ]
 GPUS_HELP = QUESTION_FIELDS["gpus"].help
 OUT_HELP = "Folder for the results, new or empty."
+ANSWER_OUT_HELP = "Folder for the results; an earlier answer of the command there is replaced."
 OutOption = Annotated[
     Path | None,
     typer.Option("--out", "-o", help=OUT_HELP, show_default="results/NAME-UTC TIME", callback=at_home),
 ]
 AnswerOutOption = Annotated[
-    Path | None, typer.Option("--out", "-o", help=OUT_HELP, show_default="nothing is written", callback=at_home)
+    Path | None, typer.Option("--out", "-o", help=ANSWER_OUT_HELP, show_default="nothing is written", callback=at_home)
 ]
 ResultsArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="Folder of a study or of a search.", callback=at_home)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from raysearch.answers.placed import PlacementResult
 from raysearch.cli.commands.options import (
-    OUT_HELP,
     REQUESTS_HELP,
     SEEDS_HELP,
+    AnswerOutOption,
     JsonOption,
-    at_home,
     exit_unless_feasible,
     show_result,
 )
@@ -34,10 +32,7 @@ def place(
     ] = None,
     requests: Annotated[int, Setting(REQUESTS_HELP, least=100, most=1_000_000)] = 1000,
     seeds: Annotated[int, Setting(SEEDS_HELP, least=1, most=10_000)] = 10,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help=OUT_HELP, show_default="nothing is written", callback=at_home),
-    ] = None,
+    out: AnswerOutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Place several models on one cluster so that most requests meet their latency limits under bursty arrivals.
@@ -55,7 +50,7 @@ def place(
     """
     from raysearch.base.progress import following
 
-    check_folder(out)
+    check_folder(out, "placement.json")
     with following(f"placements of {path}") as progress:
         found = PlacementResult.of(path, gpus=gpus, rate=rate, cv=cv, requests=requests, seeds=seeds, progress=progress)
         if out is not None:

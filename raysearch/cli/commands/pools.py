@@ -82,7 +82,7 @@ def show_pools(
     """
     from raysearch.base.progress import telling
 
-    check_folder(out)
+    check_folder(out, "pools.json")
     with telling("pools") as tell:
         found = PoolsResult.of(
             question,

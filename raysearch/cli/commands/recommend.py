@@ -95,7 +95,7 @@ def recommend(
       raysearch recommend --model qwen3_32b --gpus 16 --isl 2000 --osl 300 --requests-per-s 5 --set price=2.5
       raysearch recommend --model qwen3_32b --gpus 16 --tpot-ms 30 --ttft-ms 2000 --set trace=conversation_trace.jsonl
     """
-    check_folder(out)
+    check_folder(out, "recommendation.json")
     path = trace_file(trace)
     if question.weights != ANY_FORMAT and path is None:
         loaded(question, warned=True)

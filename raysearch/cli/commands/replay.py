@@ -98,7 +98,7 @@ def replay_traffic(
       raysearch replay serve.sh --isl 4000 --osl 500 --tpot-ms 30 --requests-per-s 3
       raysearch replay results/qwen --set trace=conversation_trace.jsonl --set router=prefix --out results/replay
     """  # noqa: E501
-    check_folder(out)
+    check_folder(out, "replay.json")
     if path is not None:
         check_no_strategy(path, tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
         deployed = deployed_in(path, question, alternative)

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+import raysearch as rs
 from raysearch.base.errors import InputError
 from raysearch.processes import claim, heartbeat
-from raysearch.processes.claim import CLAIM_FILE, LAPSE_S, claimed, in_use
+from raysearch.processes.claim import CLAIM_FILE, LAPSE_S, check_folder, claimed, in_use
 from tests.conftest import command_environment
 from tests.processes import wait_until
 
@@ -202,3 +203,17 @@ def test_a_folder_that_vanished_under_the_lock_is_not_claimed(tmp_path: Path, mo
     monkeypatch.setattr(fcntl, "flock", lock_after_the_owner_left)
     with pytest.raises(InputError, match="in use by another"), claimed(tmp_path / "run"):
         pass
+
+
+@pytest.mark.parametrize("name", ["run.json", "study.json", "tune_live.json", "pools.json", "placement.json"])
+def test_an_answer_is_not_written_beside_other_results(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(InputError, match=f"contains other results .{name}"):
+        check_folder(tmp_path, "recommendation.json")
+    with pytest.raises(InputError, match="contains other results"):
+        rs.replay(rs.question(**SERVED), tp=1, batch=4, requests_per_s=1, requests=10, seeds=1).write(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+    check_folder(tmp_path, name)  # an earlier answer of the same command is replaced
+
+
+SERVED = {"model": "llama_3_1_8b", "isl": 100, "osl": 10}
