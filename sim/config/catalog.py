@@ -50,10 +50,8 @@ from sim.prices.engine import BARE, Engine, cell_of, times_of
 from sim.prices.hardware import NCCL_ALGORITHMS, AllReduce, EngineName, Hardware
 from sim.serving.acceptance import (
     ASSUMED_SPREAD,
-    EAGLE3_MODELS,
     EAGLE3_SHARE,
     EAGLE3_SPREAD,
-    MEASURED_MODEL,
     MEASURED_SPREAD,
     accepted_drafts,
 )
@@ -625,7 +623,7 @@ def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation 
                 f"speculation.draft: no public EAGLE-3 head of {model.name} is known: name it in its file, as "
                 "eagle3_repository"
             )
-        spread = EAGLE3_SPREAD if model.name in EAGLE3_MODELS else ASSUMED_SPREAD
+        spread = EAGLE3_SPREAD if model.published.measured_drafts == EAGLE3 else ASSUMED_SPREAD
         shares = given.shares or (EAGLE3_SHARE,) * given.draft_tokens
         return Speculation(given.draft_tokens, shares, eagle3_head(model), 0.0 if given.shares else spread, eagle3=True)
     draft_model = None if draft in (MTP, NGRAM) else load_model(draft, beside=beside)
@@ -634,7 +632,7 @@ def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation 
         if draft != MTP:
             raise CatalogError(f"speculation.acceptance is missing: the accepted share of tokens drafted by {draft!r}")
         shares = accepted_drafts(given.draft_tokens, file.prompt_tokens or file.context, file.output_tokens or 0)
-        spread = MEASURED_SPREAD if model.name == MEASURED_MODEL else ASSUMED_SPREAD
+        spread = MEASURED_SPREAD if model.published.measured_drafts == MTP else ASSUMED_SPREAD
     if draft_model is None:
         return Speculation(given.draft_tokens, shares, "mtp" if draft == MTP else None, spread)
     if abs(draft_model.vocab - model.vocab) > _PADDING:

@@ -254,11 +254,15 @@ class ModelFile(_LayerFile):
     mtp_layers: Whole = 0
     residual_streams: Annotated[Count, Field(le=64, exclude_if=_is_one)] = 1  # hyper-connections
     residual_blocks: MaybeWhole = 0  # layers after which attention residuals keep the stream; 0 for none
-    # Of these no figure depends, and so no digest.
+    # These are published beside the dimensions, and in no digest.
     context_tokens: Annotated[Count | None, Field(exclude=True)] = None  # prompt and answer of the longest request
     repositories: Annotated[_Repositories, Field(exclude=True)] = _Repositories()
     fp8_kv_repository: Annotated[Repository | None, Field(exclude=True)] = None
     eagle3_repository: Annotated[Repository | None, Field(exclude=True)] = None  # a public EAGLE-3 head
+    measured_drafts: Annotated[Literal["mtp", "eagle3"] | None, Field(exclude=True)] = (
+        None  # whose acceptance is fitted
+    )
+    layernorm_sp: Annotated[tuple[Name, ...], Field(exclude=True)] = ()  # engines that split its norms over tokens
     groups: tuple[_GroupFile, ...] = ()  # one, of all layers
     order: tuple[Name, ...] = ()  # names of groups, repeated over the layers; one group after the other
 
@@ -344,6 +348,8 @@ class ModelFile(_LayerFile):
                 cast("dict[Dtype, str]", self.repositories.model_dump(exclude_none=True)),
                 self.fp8_kv_repository,
                 self.eagle3_repository,
+                self.measured_drafts,
+                self.layernorm_sp,
             ),
         )
 

@@ -32,9 +32,9 @@ from sim.workload import Workload
 
 
 def _plans(workload: Workload) -> tuple[Plan, ...]:
-    """Norms over tokens (--enable-layernorm-sp) in prefill alone, and of Qwen3's dense models alone."""
+    """Norms over tokens (--enable-layernorm-sp) in prefill alone, of models whose file names SGLang for it."""
     plans = tensor_parallelism(workload)
-    if not phase_of(workload).decodes and not workload.model.is_moe and workload.model.name.startswith("qwen3"):
+    if not phase_of(workload).decodes and "sglang" in workload.model.published.layernorm_sp:
         needs: Refuses = _needs_plain_tp
         plans += (Plan("norms over tokens (--enable-layernorm-sp)", megatron_sp_dims(workload.model), needs),)
     return plans

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from sim.layers.mixers import Attention, GroupedAttention
 from sim.prices.dtypes import Dtype
@@ -95,19 +96,23 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What the makers of a model published of it; no figure depends on it.
+    """What the makers of a model, and of engines, published of it; no dimension.
 
     Attributes:
         context_tokens: Of the longest request, prompt and answer; None where it is not known.
         repositories: Of its weights on Hugging Face by their format, the preferred one first.
         fp8_kv_repository: Of weights quantised to fp8 by NVIDIA's Model Optimizer, with scales of the KV cache.
         eagle3_repository: Of an EAGLE-3 head, which drafts from the model's hidden states.
+        measured_drafts: Its drafts whose acceptance is measured; that of others is known less well.
+        layernorm_sp: Engines that can split its norms over tokens in prefill.
     """
 
     context_tokens: int | None = None
     repositories: Mapping[Dtype, str] = field(default_factory=dict[Dtype, str])
     fp8_kv_repository: str | None = None
     eagle3_repository: str | None = None
+    measured_drafts: Literal["mtp", "eagle3"] | None = None
+    layernorm_sp: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,14 @@ _FIRST = (1.274, 0.622, 0.110)
 _LATER = (0.093, 0.205, 0.056)
 """The same of every further one, if those before it hold. [fitted: as above]"""
 _MEASURED_TOKENS = (1024, 8192)
-MEASURED_MODEL = "deepseek_v3"
 MEASURED_SPREAD, ASSUMED_SPREAD = 0.07, 0.25
-"""By so much the tokens of a step may differ in 90 % of cases: of that model [fitted], and of others [assumed]."""
+"""By so much the tokens of a step may differ in 90 % of cases: of models measured [fitted], others [assumed]."""
 
 EAGLE3_SHARE, EAGLE3_SPREAD = 0.62, 0.11
 """Chance that a token of an EAGLE-3 head holds if those before it do, and by which share the tokens of a step differ in
 90 % of cases. [published: 1.74 to 2.20 tokens of a step with two drafts, 2.00 on average, six Qwen3 models of 1.7B to
 32B on GSM8K, Alpaca, HumanEval and MT-bench under vLLM (Tencent's AngelSlim, benchmarks of January 2026)] Llama 4
 Maverick's head has 2.45 with three (SpecForge), where this has 2.24. [assumed] of others within `ASSUMED_SPREAD`."""
-EAGLE3_MODELS = ("qwen3_32b",)
-"""Of ours, those that were measured."""
 
 
 def accepted_drafts(draft_tokens: int, prompt_tokens: int, output_tokens: int) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ import pytest
 
 from sim.config.catalog import load_model, load_workload, under_engine
 from sim.config.files import CatalogError
+from sim.config.question import Question
 from sim.engines.engine_registry import (
     UnknownEngine,
     engine_names,
@@ -385,3 +386,14 @@ def test_another_engine_has_its_own_kernels_memory_and_time() -> None:
     for engine in ("sglang", "trtllm"):
         moved = under_engine(served("qwen3_32b", "vllm"), engine)
         assert evaluate(moved, strategy) == evaluate(served("qwen3_32b", engine), strategy)
+
+
+def test_which_models_sglang_splits_norms_of_stands_in_their_files_not_in_their_names() -> None:
+    asked = Question(model="qwen3_32b", isl=4000, osl=100, phase="prefill", engine="sglang", space="sglang").load()
+    published = dataclasses.replace(asked.model.published, layernorm_sp=())
+    for model, splits in (
+        (dataclasses.replace(asked.model, name="mine"), True),
+        (dataclasses.replace(asked.model, published=published), False),
+    ):
+        plans = engine_rules("sglang").plans(dataclasses.replace(asked, model=model))
+        assert any("--enable-layernorm-sp" in plan.name for plan in plans) == splits

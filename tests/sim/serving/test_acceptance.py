@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
 from sim.config.catalog import CatalogError
+from sim.config.files import config_path
 from sim.config.question import Question
 from sim.layers.heuristics import megatron_dims
 from sim.serving.acceptance import accepted_drafts
@@ -56,6 +59,18 @@ def test_a_question_without_acceptance_has_the_measured_one_and_a_wider_interval
     wide, narrow = evaluate(usual, strategy), evaluate(stated, strategy)
     assert wide.tpot_s == narrow.tpot_s
     assert wide.tpot_interval_s[0] < narrow.tpot_interval_s[0] < narrow.tpot_interval_s[1] < wide.tpot_interval_s[1]
+
+
+@pytest.mark.parametrize(("model", "spread"), [("deepseek_v3", 0.07), ("qwen3_32b", 0.11)])
+def test_how_well_drafts_are_known_stands_in_the_model_s_file_not_in_its_name(
+    model: str, spread: float, tmp_path: Path
+) -> None:
+    text = config_path("models", model).read_text(encoding="utf-8").replace(f'name = "{model}"', 'name = "mine"')
+    for lines, known in ((text, spread), (re.sub("(?m)^measured_drafts.*$", "", text), 0.25)):
+        (tmp_path / "mine.toml").write_text(lines, encoding="utf-8")
+        asked = dataclasses.replace(ASKED, model=str(tmp_path / "mine.toml")).load()
+        assert asked.speculation is not None
+        assert asked.speculation.spread == known
 
 
 def test_other_drafts_need_their_acceptance_from_the_user() -> None:
