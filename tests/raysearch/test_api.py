@@ -504,7 +504,7 @@ def answers(
 
 def test_every_function_returns_an_answer_that_is_tested(answers: dict[str, Result]) -> None:
     assert answers.keys() == {kind.__name__ for kind in Result.__subclasses__()}
-    returned = {inspect.signature(getattr(rs, name)).return_annotation for name in FUNCTIONS if name != "question"}
+    returned = {str(inspect.signature(getattr(rs, name)).return_annotation) for name in FUNCTIONS if name != "question"}
     assert returned == answers.keys() - {"SpacesResult", "CompletionResult"}
 
 
