@@ -10,7 +10,7 @@ from sim.arrays import larger, smaller
 from sim.evaluation import Evaluation, Memory, Violation, unlike_texts
 from sim.ops.rank import OpCost, Rank
 from sim.serving.confidence import ROUNDING, at_confidence_s, slower
-from sim.serving.phases import Batching, batching, most_sequences, phase_of
+from sim.serving.phases import Batching, batching, most_sent_requests, most_sequences, phase_of
 from sim.step.attention_expert_meshes import Sides, sides_of_strategy
 from sim.step.breakdown import explain
 from sim.step.costs import token_rows
@@ -147,6 +147,8 @@ def _room_limits(workload: Workload, strategy: Strategy, needed: float, allowed:
     most = most_sequences(workload, strategy.attention_dp)
     if strategy.batch > most:
         message = f"{strategy.batch} requests in flight, at most {most:g} run at once"
+        if most == most_sent_requests(workload) * strategy.attention_dp:
+            message += f": the buffers of DeepEP hold tokens of {most_sent_requests(workload)} per rank"
         yield Violation("sequences", strategy.batch, most, message)
 
 

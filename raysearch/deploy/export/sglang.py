@@ -19,7 +19,7 @@ from raysearch.deploy.export.models import draft_repository
 from raysearch.deploy.export.render import Command, Flag, Variable
 from sim.engines.sglang import SGLANG
 from sim.layers.heuristics import megatron_dims
-from sim.serving.phases import phase_of
+from sim.serving.phases import phase_of, running_sequences
 from sim.workload import Speculation
 
 _USUAL_DISPATCH = 128
@@ -50,7 +50,7 @@ def environment(deployment: Deployment) -> dict[str, str]:
     """What its environment must say where stages are not alike, NCCL shall use one algorithm, or steps are large."""
     workload, split = deployment.workload, deployment.layer_partition
     variables = ({"SGLANG_PP_LAYER_PARTITION": split} if split else {}) | deployment.nccl_variables
-    tokens = math.ceil(deployment.strategy.batch / deployment.strategy.attention_dp) * workload.queries
+    tokens = running_sequences(workload, deployment.strategy.batch, deployment.strategy.attention_dp) * workload.queries
     if _sends_tokens(deployment) and phase_of(workload).decodes and tokens > _USUAL_DISPATCH:
         blocks = math.ceil(tokens / _USUAL_DISPATCH)
         variables["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(blocks * _USUAL_DISPATCH)

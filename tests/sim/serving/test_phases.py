@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config.catalog import load_workload
+from sim.config.question import Question
 from sim.engines.engine_registry import engine_rules
 from sim.layers.heuristics import megatron_dims
 from sim.prices.engine import Engine, EngineTimes
@@ -74,6 +75,23 @@ def test_chunks_bound_the_sequences_that_keep_running() -> None:
     chunked = batching(serving(chunk_tokens=512), 64, 1)
     assert chunked.pace.prompt_steps == 2
     assert chunked.pace.mixed_share == 2 * 64 / 256
+
+
+def test_no_more_run_than_the_buffers_of_deepep_hold_tokens_of() -> None:
+    asked = Question(
+        model="deepseek_v3", hardware="h200_sxm", engine="sglang", isl=1000, osl=500, gpus=32, draft_tokens=3
+    )
+    sent = replace(asked.load(), expert_exchange="all_to_all")
+    assert most_sequences(sent, 32) == 32 * 1024 // 4
+    assert most_sequences(asked.load(), 32) == 32 * 2048
+    assert most_sequences(replace(sent, deepep_mode="normal"), 32) == 32 * 2048
+    assert most_sequences(replace(sent, speculation=None), 32) == 32 * 1024
+    over = Strategy(1, 32, 1, 12000, megatron_dims(sent.model))
+    told = [violation.message for violation in evaluate(sent, over).violations if violation.kind == "sequences"]
+    assert told == [
+        "12000 requests in flight, at most 8192 run at once: the buffers of DeepEP hold tokens of 256 per rank"
+    ]
+    assert not any(each.kind == "sequences" for each in evaluate(sent, replace(over, batch=8192)).violations)
 
 
 def test_requests_without_room_wait_and_those_that_run_are_reported() -> None:

@@ -222,12 +222,13 @@ def test_deprecated_options_are_not_written() -> None:
 
 def test_dense_layers_and_buffers_of_wide_expert_parallelism_fit_sglang() -> None:
     workload = replace(served("deepseek_v3", gpus=64), expert_exchange="all_to_all")
-    for batch, buffer in ((64 * 128, None), (64 * 200, "256"), (64 * 257, "384")):
+    for batch, buffer in ((64 * 128, None), (64 * 200, "256"), (64 * 257, "384"), (64 * 1500, "1024")):
         deployment = Deployment(workload, Strategy(1, 64, 1, batch, megatron_dims(workload.model)), "m")
         made = exporter("sglang")(deployment)
         assert made.command is not None
         assert made.command.environment.get("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK") == buffer
         assert options_of(made.command_text)["--moe-dense-tp-size"] == "1"
+        assert any("buffers of DeepEP hold tokens of 1024" in text for text in made.violations) == (batch > 64 * 1024)
     sparse = served("qwen3_235b_a22b", gpus=8)
     alike = Deployment(sparse, Strategy(1, 8, 1, 64, megatron_dims(sparse.model)), "m")
     assert "--moe-dense-tp-size" not in exporter("sglang")(alike).command_text
