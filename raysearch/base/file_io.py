@@ -201,6 +201,15 @@ def _served_dict(served: ReplicaSet) -> JsonObject:
     return own | pool
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things in words.
+
+    >>> counted(1, "GPU"), counted(2000, "run")
+    ('1 GPU', '2,000 runs')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def degrees_text(strategy: Strategy) -> str:
     """Degrees and batch in words; the layout's name first if it has one, as people who deploy say it.
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raysearch.base.console import InertConsole
-from raysearch.base.file_io import degrees_text
+from raysearch.base.file_io import counted, degrees_text
 from raysearch.base.measured_first_tokens import steady_first_token_text
 from raysearch.base.priced_heading import priced_text
 from sim.evaluation import Evaluation, OpBreakdown
@@ -154,7 +154,7 @@ def _headline(workload: Workload, evaluation: Evaluation) -> Text:
         (degrees_text(strategy), "bold"),
         f", dims {','.join(map(str, strategy.dims))}\n",
         (f"{evaluation.tokens_per_s_per_gpu:,.2f} tokens/s/GPU", "bold"),
-        f", ±{evaluation.expected_error:.0%}, on {evaluation.gpus} GPUs{_latencies(workload, evaluation)}",
+        f", ±{evaluation.expected_error:.0%}, on {counted(evaluation.gpus, 'GPU')}{_latencies(workload, evaluation)}",
         f"\npriced by the kernels of {curves.engine}" if curves and others else "",
         ("".join(f"\nextrapolated: {what}" for what in evaluation.extrapolated), "yellow"),
     )

@@ -374,7 +374,7 @@ def test_a_fleet_asks_the_question_of_a_model_of_its(tmp_path: Path) -> None:
     assert placed.to_dict()["config_hashes"] == [workload.config_hash]
     assert placed.to_dict()["precisions"] == [priced_dict(workload)["precisions"]]
     first = str(next(iter(placed.blocks())))
-    assert first == "one on h100_sxm under vLLM 0.33.0: phase serve, 1 models on 1 GPUs; weights bf16, KV cache bf16"
+    assert first == "one on h100_sxm under vLLM 0.33.0: phase serve, 1 model on 1 GPU; weights bf16, KV cache bf16"
 
 
 def test_with_an_engine_the_phase_is_serve_and_the_bare_machine_decodes() -> None:

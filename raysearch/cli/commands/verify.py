@@ -53,6 +53,7 @@ def verify_results(
 
 def _folder(folder: Path) -> tuple[str, JsonFields]:
     """What was checked of a folder, in words and for programs."""
+    from raysearch.base.file_io import counted
     from raysearch.deploy.export.source import verified_answers
     from raysearch.deploy.live.session import is_tuning, verify_tuning
     from raysearch.studies.results import verify
@@ -61,13 +62,13 @@ def _folder(folder: Path) -> tuple[str, JsonFields]:
     if is_tuning(folder):
         measurements = verify_tuning(folder)
         fields = {"folder": str(folder), "measurements": measurements, "damaged": {}}
-        return f"{measurements:,} measurements verified: unchanged", fields
+        return f"{counted(measurements, 'measurement')} verified: unchanged", fields
     if answers:
         return f"Unchanged: {', '.join(answers)}", {"folder": str(folder), "answers": answers, "damaged": {}}
     found = verify(folder)
     calls = sum(run["calls"] for run in found.runs)
     fields = {"folder": str(folder), "runs": len(found.runs), "calls": calls, "damaged": found.damaged}
-    return f"{len(found.runs):,} runs with {calls:,} calls verified: unchanged", fields
+    return f"{counted(len(found.runs), 'run')} with {counted(calls, 'call')} verified: unchanged", fields
 
 
 def _file(path: Path, workload: str | None) -> tuple[str, JsonFields]:

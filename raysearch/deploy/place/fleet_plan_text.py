@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from raysearch.base.file_io import degrees_text, png_of, write_bytes, write_record
+from raysearch.base.file_io import counted, degrees_text, png_of, write_bytes, write_record
 from raysearch.base.measured_first_tokens import first_token_limit_text
 from raysearch.base.priced_heading import engine_text, formats_text
 from raysearch.base.rich_tables import plain_table
@@ -34,7 +34,7 @@ def fleet_plan_blocks(answer: FleetPlan) -> Iterator[RenderableType]:
     formats = sorted({formats_text(each) for each in workloads})
     yield (
         f"{file.name} on {workloads[0].hardware.name}{engine_text(workloads[0])}: phase serve, "
-        f"{len(workloads)} models on {file.gpus} GPUs; {' or '.join(formats)}"
+        f"{counted(len(workloads), 'model')} on {counted(file.gpus, 'GPU')}; {' or '.join(formats)}"
     )
     yield f"{_estimate(best.attained)} of the requests meet their limits with"
     rows = _group_rows(answer.fleet.cluster, best)

@@ -69,7 +69,7 @@ SETTINGS: dict[str, tuple[object, ...]] = {
 }
 REASONS = (
     r"no engine|no plan of an engine|has no option|does not run on|is of SGLang or vLLM|hides an exchange",
-    r"a gather in parts is no one call|sub-axes of tp are of the space|no prompt waits|has no experts",
+    r"a gather in parts is no one call|sub-axes of tp are of the space|does not delay prompts|has no experts",
     r"runs on .* alone, not on|does not compute in|keeps its KV cache in|is of phase .serve.",
 )
 """Parts of what a refusal says; each is a rule that docs state."""
