@@ -9,10 +9,16 @@ from collections.abc import Iterable
 def nearest_name(name: str, known: Iterable[str], *, least: float = 0.5) -> str:
     """A hint at the known name that is closest to an unknown one; "" where none has a similarity of `least`.
 
+    One that begins with it comes first.
+
     >>> nearest_name("vlm", ["sglang", "vllm"])
     "did you mean 'vllm'?"
+    >>> nearest_name("qwen3_235b", ["qwen3_32b", "qwen3_235b_a22b"])
+    "did you mean 'qwen3_235b_a22b'?"
     """
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=least)
+    known = sorted(known)
+    begun = [each for each in known if name and each.startswith(name.lower())]
+    close = [each for names in (begun, known) for each in difflib.get_close_matches(name, names, n=1, cutoff=least)]
     return f"did you mean {close[0]!r}?" if close else ""
 
 

@@ -82,14 +82,23 @@ def config_path(kind: ConfigKind, name_or_path: str | Path, *, beside: Path | No
         if "/" in text and Path(text).is_dir():
             raise CatalogError(f"no {_CONFIG_JSON} in the folder {text}")
     if not text.endswith((suffix, ".json") if kind == "models" else suffix):
+        hint = (kind == "models" and _published_as(text)) or did_you_mean(text, list_names(kind))
         raise CatalogError(
-            f"unknown {_SINGULAR[kind]} {text!r}: {did_you_mean(text, list_names(kind))} "
+            f"unknown {_SINGULAR[kind]} {text!r}: {hint} "
             f"(or give the path of a {suffix} file{' or of a config.json' if kind == 'models' else ''})"
         )
     for candidate in (beside / text if beside else None, Path(text)):
         if candidate is not None and candidate.is_file():
             return candidate
     raise CatalogError(f"no such {_SINGULAR[kind]} file: {text}")
+
+
+def _published_as(repository: str) -> str:
+    """A hint at the shipped model whose file names a repository; "" where none does."""
+    files = {name: configs_root() / "models" / f"{name}.toml" for name in list_names("models")}
+    quoted = f'= "{repository.lower()}"'
+    found = [name for name, path in files.items() if quoted in path.read_text(encoding="utf-8").lower()]
+    return f"its name here is {found[0]!r}" if found and "/" in repository else ""
 
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)

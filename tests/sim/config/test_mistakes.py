@@ -1,11 +1,12 @@
 """Mistakes in files and values are reported in the project's words."""
 
+import re
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from sim.config.catalog import load_workload
+from sim.config.catalog import load_model, load_workload
 from sim.config.fields import Count, Name, Positive, Switch
 from sim.config.files import CatalogError
 from sim.config.mistakes import expectation
@@ -67,3 +68,13 @@ def test_an_override_is_called_by_its_option_and_a_file_s_key_by_its_own_name(tm
     for load in (lambda: load_workload(path), lambda: Question(workload=str(path)).load()):
         with pytest.raises(CatalogError, match=r"max_gpu: unknown key; did you mean 'max_gpus'\?"):
             load()
+
+
+def test_a_model_is_found_by_the_beginning_of_its_name_and_by_its_repository() -> None:
+    for given, hint in (
+        ("qwen3_235b", "did you mean 'qwen3_235b_a22b'?"),
+        ("Qwen/Qwen3-32B-FP8", "its name here is 'qwen3_32b'"),
+        ("nobody/nothing", "known: "),
+    ):
+        with pytest.raises(CatalogError, match=re.escape(f"unknown model {given!r}: {hint}")):
+            load_model(given)
