@@ -27,11 +27,11 @@ DEGREE = 4
 """On which all combinations are tried."""
 SIZES = (15, 21, 6, 9, 27)
 """By letter in order of appearance; over four ranks 6 and 9 leave an empty chunk. All fill the samples' sections."""
-LONG = {8: 45, 11: 63}
+LONG = {8: 45, 11: 66}
 """By degree the size of some letters, each of them in one seed: no rank's chunk is empty, of stripes and sections
-neither, and the last one is shorter."""
-BESIDE_LONG = (9, 3, 6, 12, 15)
-"""The sizes of the others beside them, in order of appearance."""
+neither; on eight ranks the last one is shorter."""
+BESIDE_LONG = (36, 3, 6, 12, 15)
+"""The sizes of the others beside them, in order of appearance: so many tokens that some choose the last rank's."""
 DEGREES = (DEGREE, 3, 5, 6, 2, *LONG)
 """On which a rule must hold: communication may be right on powers of two alone, or on the first few ranks."""
 SEEDS = (0, 1, 2)
