@@ -1,4 +1,4 @@
-"""What rows with separate workers leave out: how many there are, which of them have attention ranks, what is drafted.
+"""Workers of rows with separate pools, and what these rows leave out: how many, their attention ranks, what is drafted.
 
 Rows of InferenceX under TensorRT-LLM on other machines than H100 state the GPUs of a worker and all requests together.
 Its configuration files name the rest for each number of requests; those of earlier releases are in its history.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
-from raysearch.fidelity.calibration.deployments import Skipped, known_model
+from raysearch.fidelity.calibration.deployments import ServingRun, Skipped, disagg_worker, known_model
 from sim.config.files import configs_root
 from sim.json_object import JsonFields
 
@@ -210,3 +212,46 @@ def completed(row: JsonFields, recipe: Recipe | None = None) -> dict[str, Any] |
 
 def _whole(value: Any) -> int:
     return 0 if value == "" or pd.isna(value) else math.floor(float(value))
+
+
+@dataclass(frozen=True)
+class PoolPair:
+    """The workers of a row.
+
+    Attributes:
+        prefill, decode: A worker of each kind.
+        prefills, decodes: How many.
+        open_requests: That clients keep open.
+        places: Requests that all decode workers run at once by their settings.
+    """
+
+    prefill: ServingRun
+    decode: ServingRun
+    prefills: int
+    decodes: int
+    open_requests: int
+    places: int
+
+
+def pair_of(row: JsonFields, recipe: Recipe | None = None) -> PoolPair | Skipped:
+    """The workers of a row, or why they cannot be priced; its deployment is given where the other rows tell it."""
+    whole = completed(row, recipe)
+    if isinstance(whole, Skipped):
+        return whole
+    row = whole
+    prefill, decode = disagg_worker(row, "prefill"), disagg_worker(row, "decode")
+    if isinstance(decode, Skipped):
+        return decode
+    if isinstance(prefill, Skipped):
+        return prefill
+    prefills, decodes, sent = (
+        int(np.nan_to_num(row.get(name) or 0)) for name in ("prefill_num_workers", "decode_num_workers", "concurrency")
+    )
+    decodes *= decode.replicas  # attention ranks of a dense model share nothing
+    decodes, prefills = max(1, decodes or decode.replicas), max(1, prefills) * prefill.replicas
+    stated = decodes * decode.strategy.batch
+    known = decode_places(row)
+    if known is not None and known < stated:
+        how = f"{known} requests decode at once by its published recipe, not {stated}"
+        decode = replace(decode, reread=(*decode.reread, how))
+    return PoolPair(prefill, decode, prefills, decodes, sent or stated, min(known or stated, stated))

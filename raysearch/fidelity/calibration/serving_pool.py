@@ -12,7 +12,7 @@ import pandas as pd
 
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped
-from raysearch.fidelity.calibration.disaggregated_recipes import recipes_by_time
+from raysearch.fidelity.calibration.disaggregated_recipes import pair_of, recipes_by_time
 from raysearch.fidelity.calibration.engines import FOLDS, Steps, stating_their_batch, steps_of
 from raysearch.fidelity.calibration.intervals import (
     Residuals,
@@ -23,7 +23,6 @@ from raysearch.fidelity.calibration.intervals import (
 )
 from raysearch.fidelity.calibration.pooled_fit import JUDGED_BY, Bools, Pool, PooledTimes, cell_of_run, held_out
 from raysearch.fidelity.calibration.serving_fit import agg_runs, numbers_of, read_serving_runs, records
-from raysearch.fidelity.validation.disaggregated import pair_of
 from sim.arrays import Floats
 from sim.config.catalog import cells_of
 from sim.json_object import JsonFields, JsonObject

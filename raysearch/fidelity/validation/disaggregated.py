@@ -13,62 +13,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped, disagg_worker
-from raysearch.fidelity.calibration.disaggregated_recipes import Recipe, completed, decode_places, recipes_by_time
+from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped
+from raysearch.fidelity.calibration.disaggregated_recipes import PoolPair, pair_of, recipes_by_time
 from raysearch.fidelity.calibration.engines import engine_times
 from raysearch.fidelity.calibration.serving_fit import numbers_of, records
 from raysearch.fidelity.validation.error_figures import DisaggregatedErrors, PredictedRun, figures
 from raysearch.fidelity.validation.light import light_tpot_s
 from sim.evaluation import Evaluation
-from sim.json_object import JsonFields
 from sim.pools.handover import Link, request_cache_bytes, sharers
 from sim.prices.calibration import Calibration
 from sim.prices.roofline import PRICED_BY_MEDIANS
 from sim.simulate import evaluate, steady_state
 from sim.workload import Workload
-
-
-@dataclass(frozen=True)
-class PoolPair:
-    """The workers of a row.
-
-    Attributes:
-        prefill, decode: A worker of each kind.
-        prefills, decodes: How many.
-        open_requests: That clients keep open.
-        places: Requests that all decode workers run at once by their settings.
-    """
-
-    prefill: ServingRun
-    decode: ServingRun
-    prefills: int
-    decodes: int
-    open_requests: int
-    places: int
-
-
-def pair_of(row: JsonFields, recipe: Recipe | None = None) -> PoolPair | Skipped:
-    """The workers of a row, or why they cannot be priced; its deployment is given where the other rows tell it."""
-    whole = completed(row, recipe)
-    if isinstance(whole, Skipped):
-        return whole
-    row = whole
-    prefill, decode = disagg_worker(row, "prefill"), disagg_worker(row, "decode")
-    if isinstance(decode, Skipped):
-        return decode
-    if isinstance(prefill, Skipped):
-        return prefill
-    prefills, decodes, sent = (
-        int(np.nan_to_num(row.get(name) or 0)) for name in ("prefill_num_workers", "decode_num_workers", "concurrency")
-    )
-    decodes *= decode.replicas  # attention ranks of a dense model share nothing
-    decodes, prefills = max(1, decodes or decode.replicas), max(1, prefills) * prefill.replicas
-    stated = decodes * decode.strategy.batch
-    known = decode_places(row)
-    if known is not None and known < stated:
-        how = f"{known} requests decode at once by its published recipe, not {stated}"
-        decode = replace(decode, reread=(*decode.reread, how))
-    return PoolPair(prefill, decode, prefills, decodes, sent or stated, min(known or stated, stated))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun
+from raysearch.fidelity.calibration.disaggregated_recipes import PoolPair, pair_of
 from raysearch.fidelity.calibration.engines import engine_times
 from raysearch.fidelity.calibration.first_token_fit import TAIL_FIGURES
 from raysearch.fidelity.calibration.inferencex_results import (
@@ -25,7 +26,6 @@ from raysearch.fidelity.calibration.inferencex_results import (
     published_row,
 )
 from raysearch.fidelity.calibration.serving_fit import agg_runs, read_serving_runs
-from raysearch.fidelity.validation.disaggregated import PoolPair, pair_of
 from sim.arrays import Floats
 from sim.prices.calibration import Calibration
 from sim.replay.drive import Replayed, by_clients

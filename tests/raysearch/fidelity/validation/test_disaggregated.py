@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from raysearch.fidelity.calibration.deployments import Skipped
+from raysearch.fidelity.calibration.disaggregated_recipes import PoolPair, pair_of
 from raysearch.fidelity.calibration.serving_pool import decode_workers
-from raysearch.fidelity.validation.disaggregated import PoolPair, closed_loop, pair_of, predict_pair
+from raysearch.fidelity.validation.disaggregated import closed_loop, predict_pair
 from sim.config.catalog import load_calibrated, load_machine
 
 ROW: dict[str, Any] = {
