@@ -116,12 +116,12 @@ def searched_space(workload: Workload, simulator: str | None, searcher: str) -> 
     own_dims = searcher_class(searcher).own_dims(workload.model)
     if simulator is None:
         return StrategySpace(workload, fixed_dims=own_dims)
+    from raysearch.simulators.plugin import load_plugin
+
+    plugin = load_plugin(simulator)
     if not space_of(workload).one_mesh:
         raise InputError(
             f"simulator {simulator!r} knows the paper's strategies only, but {workload.name} searches the space "
             f"{workload.space!r}; leave out its `space`, or the simulator"
         )
-    from raysearch.simulators.plugin import load_plugin
-
-    degrees_only = load_plugin(simulator).degrees_only
-    return StrategySpace(workload, fixed_dims=megatron_dims(workload.model) if degrees_only else own_dims)
+    return StrategySpace(workload, fixed_dims=megatron_dims(workload.model) if plugin.degrees_only else own_dims)
