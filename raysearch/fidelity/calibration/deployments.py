@@ -91,6 +91,7 @@ class ServingRun:
         backend: The engine, whatever its version.
         engine: Its name in the fitted serving parameters.
         generation: The same of releases that are fitted for themselves where runs of all machines are.
+        scored_alone: Whether it is validated like any, but no time is fitted to it.
         stated: Requests in flight as the row states them.
         states_its_batch: Whether that is what the server ran; else its own limit is not in the row.
         replicas: Copies of a dense model that share nothing, of which the strategy is one.
@@ -123,6 +124,7 @@ class ServingRun:
     memory_share: float | None = None
     prompt_wait_steps: int = 0
     generation: str = ""
+    scored_alone: bool = False
     server: ServerSettings = AS_SHIPPED
     reread: tuple[str, ...] = ()
 
@@ -295,6 +297,7 @@ def agg_run(row: JsonFields) -> ServingRun | Skipped:
         stated,
         not hidden,
         replicas * (workers if dp == 1 else 1),
+        scored_alone=row.get("source") in _SCORED_ALONE,
         speculation=speculation,
         memory_share=_MOST_MEMORY if _is_inferencex(row) else None,
         phase="decode" if cached else "serve",
@@ -326,6 +329,10 @@ def _settings(
 
 _CACHED_PROMPTS = "InferenceX export nvidia_Llama-3.1-8B-Instruct-FP8.csv"
 """A sweep whose prompts vLLM's prefix cache must have held: no other run took less time than its prompts alone."""
+_SCORED_ALONE = ("InferenceX export tensorrtllm-runtime:0.9.0", "InferenceX export tensorrtllm-runtime:0.8.0")
+"""Exports of Qwen3-32B on GB200 that no time is fitted to. Two sweeps whose times per token rise and fall with the load
+(8, 21, 51, 94, 103, 133, 72 ms from 1 to 128 clients): no curve that rises is less than 16 % off, where those of other
+sweeps are within 1 %. Three runs that state what a batch may hold but no clients, and 17 to 54 s to the first token."""
 _ON_64_GPUS = "InferenceX export tensorrtllm-runtime:0.8.1"
 """An export whose every deployment fills 64 GPUs, so that what clients send is shared out over workers: 32 of TP2, 40
 of TP1 beside 6 of TP4, and 8 of TP8. Read as 8 attention ranks, that one would beat runs of a third of its load."""

@@ -87,8 +87,13 @@ def steps_of(runs: Sequence[ServingRun], machine: MeasuredMachine) -> Steps:
 
 
 def stating_their_batch(runs: Sequence[ServingRun]) -> NDArray[np.bool_]:
-    """[runs] whether a run says how many requests could run at once; engines are fitted to those alone."""
+    """[runs] whether a run says how many requests could run at once."""
     return np.array([run.states_its_batch for run in runs], dtype=bool)
+
+
+def fitted_to(runs: Sequence[ServingRun]) -> NDArray[np.bool_]:
+    """[runs] whether engines' times are fitted to a run: it states its batch, and its times can be explained."""
+    return stating_their_batch(runs) & ~np.array([run.scored_alone for run in runs], dtype=bool)
 
 
 def engine_times(calibration: Calibration, run: ServingRun) -> EngineTimes:
@@ -117,7 +122,7 @@ def held_out_times(
         folds: Parts that each engine's groups are dealt into; more than there are hold out one group at a time.
     """
     names, labels = np.array([run.engine for run in runs]), np.array([str(group) for group in groups])
-    stating, times = stating_their_batch(runs) & steps.priced, [BARE] * len(runs)
+    stating, times = fitted_to(runs) & steps.priced, [BARE] * len(runs)
     for name in sorted(set(names)):
         own = np.flatnonzero((names == name) & steps.priced)
         known = np.unique(labels[own])

@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped, agg_run
-from raysearch.fidelity.calibration.engines import fit_engine, held_out_times, shapes_of, stating_their_batch, steps_of
+from raysearch.fidelity.calibration.engines import (
+    fit_engine,
+    fitted_to,
+    held_out_times,
+    shapes_of,
+    stating_their_batch,
+    steps_of,
+)
 from raysearch.fidelity.calibration.inferencex_results import serving_frame
 from raysearch.fidelity.calibration.intervals import serving_intervals
 from raysearch.fidelity.calibration.measured_tables import LARGEST_MEASURED, check_names, read_text
@@ -185,7 +192,7 @@ def fit_serving(directory: Path, machine: MeasuredMachine) -> JsonObject | None:
     blind, fitted = steps.tpot_of_each_s(held_out), {}
     for name in sorted({run.engine for run in runs}):
         own = np.array([run.engine == name for run in runs])
-        train = np.flatnonzero(own & stating_their_batch(runs))
+        train = np.flatnonzero(own & fitted_to(runs))
         times = fit_engine(steps[train], measured[train])
         fitted[name] = {
             **{key: float(f"{value:.4g}") for key, value in asdict(times).items()},

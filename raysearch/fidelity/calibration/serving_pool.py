@@ -13,7 +13,7 @@ import pandas as pd
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped
 from raysearch.fidelity.calibration.disaggregated_recipes import pair_of, recipes_by_time
-from raysearch.fidelity.calibration.engines import FOLDS, Steps, stating_their_batch, steps_of
+from raysearch.fidelity.calibration.engines import FOLDS, Steps, fitted_to, steps_of
 from raysearch.fidelity.calibration.intervals import (
     Residuals,
     fit_widths,
@@ -43,7 +43,7 @@ class MeasuredRuns:
     Attributes:
         runs: The deployments.
         systems: [runs] their machines.
-        pool: What a fit takes of them; rows that repeat another weigh nothing.
+        pool: What a fit takes of them; rows that repeat another weigh nothing, nor do those that are scored alone.
         in_pools: Rows of decode workers: fitted to like the others, but no interval of a server is judged by them.
     """
 
@@ -109,7 +109,7 @@ def measured_runs(folders: Sequence[tuple[Path, str]], machine: Callable[[str], 
     if len(in_pools) == len(runs):
         raise InputError("no serving run can be priced: expected endtoend_ttft_tpot.csv or runs.csv in a folder")
     steps, measured_s = _joined([each for each, _ in parts]), np.concatenate([each for _, each in parts])
-    weights = (told_once(systems, runs, measured_s) & stating_their_batch(runs) & steps.priced).astype(float)
+    weights = (told_once(systems, runs, measured_s) & fitted_to(runs) & steps.priced).astype(float)
     cells = [
         cell_of_run(run, system, *_made_by(machine(system)(run.kernels)))
         for run, system in zip(runs, systems, strict=True)

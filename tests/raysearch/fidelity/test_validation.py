@@ -29,12 +29,13 @@ from raysearch.fidelity.calibration.disaggregated_recipes import completed, reci
 from raysearch.fidelity.calibration.engines import Steps, engine_times, fit_engine, held_out_times, shapes_of, steps_of
 from raysearch.fidelity.calibration.measured_tables import read_table
 from raysearch.fidelity.calibration.serving_fit import agg_runs, fit_serving, read_serving_runs
+from raysearch.fidelity.calibration.serving_pool import measured_runs
 from raysearch.fidelity.validation.error_figures import figures, rank_correlation, within_groups
 from raysearch.fidelity.validation.kernel_errors import compare_family, nearest_series
 from raysearch.fidelity.validation.light import light_s
 from raysearch.fidelity.validation.published_deployments import compare_published, read_published_runs
 from raysearch.fidelity.validation.serving_errors import compare_serving
-from sim.config.catalog import load_calibrated, load_calibration, load_machine, load_model
+from sim.config.catalog import load_calibrated, load_calibration, load_machine, load_model, measured_machine
 from sim.config.files import CatalogError, config_path
 from sim.prices.calibration import Calibration
 from sim.prices.engine import EngineTimes
@@ -827,6 +828,27 @@ def test_runs_that_hide_their_batch_move_no_engine_and_are_scored(tmp_path: Path
     assert found.extra["rows_that_state_their_batch"]["rows"] == 4
     assert found.extra["every_row_taken_literally"]["rows"] == 5
     assert [len(names) for how, names in found.reread.items() if "512" in how] == [1]
+
+
+def test_runs_that_are_scored_alone_move_no_engine_and_are_scored(tmp_path: Path) -> None:
+    steady = [
+        RUN | {"concurrency": c, "batch_size": c, "isl": i, "silicon_tpot_ms": 9.0 + c / 8 + i / 256}
+        for c in (4, 64)
+        for i in (256, 512)
+    ]
+    sweep = {"source": "InferenceX export tensorrtllm-runtime:0.9.0", "model_path": "Qwen/Qwen3-32B"}
+    unexplained = RUN | sweep | {"silicon_tpot_ms": 900.0}
+    alone, both = (
+        write(tmp_path / str(len(rows)), "endtoend_ttft_tpot.csv", rows) for rows in (steady, [*steady, unexplained])
+    )
+    first, second = ((fit_serving(folder, H100) or {})["engines"]["trtllm"] for folder in (alone, both))
+    times = ("step_s", "layer_s", "sequence_s", "kernel_factor", "prefill_share")
+    assert [first.get(name) for name in times] == [second.get(name) for name in times]
+    pooled = measured_runs([(both, "h100_sxm")], measured_machine)
+    assert pooled.pool.weights.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
+    found = compare_serving(both, CALIBRATION, H100)
+    assert found is not None
+    assert len(found.predicted) == 5
 
 
 SWEEP = [
