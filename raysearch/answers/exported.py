@@ -11,7 +11,7 @@ from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import strategy_dict, write_together
 from raysearch.base.priced_heading import priced_dict, priced_text
-from raysearch.deploy.export.deployment import Deployment, Export
+from raysearch.deploy.export.deployment import Deployment, Export, NamedRefused
 from raysearch.deploy.export.formats import exporter, pools_exporter
 from raysearch.deploy.export.pool_services import transfer_notes
 from raysearch.deploy.export.source import read_deployments, stated_deployments
@@ -66,6 +66,9 @@ class ExportResult(Result):
         together = pools_exporter(to) if len(deployments) > 1 else None
         try:
             made = {"": together(deployments)} if together else {p: write(each) for p, each in deployments.items()}
+        except NamedRefused as error:
+            made = {"": Export(None, violations=error.refused)}
+            return cls(to, deployments, made)
         except ValueError as error:
             raise InputError(f"{to} cannot run it: {error}") from error
         pool, last = made.popitem()
@@ -145,24 +148,24 @@ class ExportResult(Result):
             title = [f"# The {pool} pool"] if pool else []
             yield "\n".join([*title, "\n\n".join([*([export.command_text] if export.command else []), *titled])])
 
-    def heading(self) -> str:
-        """What is deployed, in a line for each pool."""
-        return "\n".join(
-            f"{pool}: " * bool(pool) + priced_text(each.workload) for pool, each in self.deployments.items()
-        )
+    def heading(self) -> Iterator[str]:
+        """What breaks a limit, and what is deployed, a line for each."""
+        for pool, export in self.exports.items():
+            yield from (f"{pool}: " * bool(pool) + f"infeasible: {text}" for text in export.violations)
+        for pool, each in self.deployments.items():
+            yield f"{pool}: " * bool(pool) + priced_text(each.workload)
 
     def remarks(self) -> Iterator[str]:
-        """What it breaks, what the target has no option for, and what its user must know."""
+        """What the target has no option for, and what its user must know."""
         for pool, export in self.exports.items():
             if pool:
                 yield f"the {pool} pool:"
-            yield from (f"infeasible: {text}" for text in export.violations)
             yield from (f"left out: {text}" for text in export.dropped)
             yield from (f"note: {text}" for text in export.notes)
 
     def blocks(self) -> Iterator[RenderableType]:
         """What `raysearch export` prints."""
-        yield self.heading()
+        yield from self.heading()
         yield from self.texts()
         yield from self.remarks()
 

@@ -30,9 +30,9 @@ LEAST_WIDTH, ROOMY_WIDTH, PIPED_WIDTH = 80, 100, 120
 """Columns below which the terminal breaks lines, from which tables have room to break theirs, and of what is piped."""
 
 
-def printer() -> Console:
-    """Stdout, as wide as the terminal, or as COLUMNS says of what is piped."""
-    console = InertConsole()
+def printer(*, stderr: bool = False) -> Console:
+    """Stdout or stderr, as wide as the terminal, or as COLUMNS says of what is piped."""
+    console = InertConsole(stderr=stderr)
     stated = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
     console.width = max(console.width, LEAST_WIDTH) if stated else PIPED_WIDTH
     return console
@@ -60,9 +60,9 @@ class _FittingTable(Table):
             yield Padding(Text("; ".join(figures[self._left :])), (0, 0, 0, 4))
 
 
-def print_blocks(blocks: Iterable[RenderableType]) -> None:
+def print_blocks(blocks: Iterable[RenderableType], *, stderr: bool = False) -> None:
     """Prints each block on lines of its own as soon as it is there."""
-    console = printer()
+    console = printer(stderr=stderr)
     for block in blocks:
         console.print(block)
 

@@ -87,7 +87,7 @@ def export_strategy(
     """Write a strategy as the command, configuration or code that runs it, and list what the target cannot express.
 
     The command is printed on stdout; what is deployed, notes and what was left out go to stderr. If the strategy breaks
-    a limit, stderr says so too, and the exit code is 3.
+    a limit, stderr says so first, and the exit code is 3; one that the engine does not run has no command.
 
     \b
     Examples:
@@ -108,17 +108,19 @@ def export_strategy(
     else:
         deployments = {"": _deployed(question, tp, batch, replicas, serve, choices)}
     found = ExportResult.of(deployments, to, None if ops is None else [name.strip() for name in ops], longest_request)
-    if benchmark is not None:
+    if benchmark is not None and found.files:
         found = found.measured_by(benchmark)
-    if out is not None:
+    if out is not None and found.files:
         found.write(out)
     if as_json:
         show_result(found, as_json=True)
     else:
-        print(found.heading(), file=sys.stderr)
-        print("\n\n".join(found.texts(with_files=out is None)), file=verbatim(sys.stdout))
-        for text in found.remarks():
-            print(text, file=sys.stderr)
+        from raysearch.base.rich_tables import print_blocks
+
+        print_blocks(found.heading(), stderr=True)
+        if found.files:
+            print("\n\n".join(found.texts(with_files=out is None)), file=verbatim(sys.stdout))
+        print_blocks(found.remarks(), stderr=True)
     exit_unless_feasible(found)
 
 
@@ -132,4 +134,4 @@ def _deployed(
     workload = loaded(question)
     ep, pp, *others = rest
     strategy = strategy_of(workload, tp, ep, pp, batch, *others)
-    return Deployment(workload, strategy, weights_of(workload, question.model, serve), replicas)
+    return Deployment(workload, strategy, weights_of(workload, question.model, serve), replicas, named=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class Deployment:
         replicas: Copies that share nothing.
         quantization: How the engine quantises these weights when it starts, in its own word; None leaves them.
         longest_request: Tokens of the longest request, prompt and answer; 0 leaves room for twice the usual.
+        named: Whether somebody named the strategy itself, so that none may run in its place.
 
     Raises:
         InputError: Weights that no command line can name, or no copies.
@@ -43,6 +44,7 @@ class Deployment:
     replicas: int = 1
     quantization: str | None = None
     longest_request: int = 0
+    named: bool = False
 
     def __post_init__(self) -> None:
         check_weights(str(self.served_model))
@@ -170,6 +172,18 @@ def check_weights(path: str) -> str:
     if "\0" in path or path.encode(errors="ignore").decode() != path:
         raise InputError(f"the name of weights {path!r} is no text: rename them (--set serve=PATH)")
     return path
+
+
+class NamedRefused(ValueError):
+    """A strategy that somebody named is none of its engine's.
+
+    Attributes:
+        refused: Why, each text naming its rule.
+    """
+
+    def __init__(self, refused: Sequence[str]) -> None:
+        super().__init__(refused[0])
+        self.refused = tuple(refused)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from raysearch.base.file_io import degrees_text
 from raysearch.deploy.contexts import too_long
-from raysearch.deploy.export.deployment import Deployment
+from raysearch.deploy.export.deployment import Deployment, NamedRefused
 from raysearch.deploy.export.models import Supported, with_weights
 from sim.config.catalog import as_configurable, under_engine
 from sim.engines.engine_registry import in_space
@@ -51,7 +51,8 @@ def fitted(
         adapt: What the engine supports of all but the strategy.
 
     Raises:
-        ValueError: The engine runs nothing on so many GPUs, or nothing on such GPUs.
+        NamedRefused: The engine does not run a strategy that somebody named.
+        ValueError: It runs nothing on so many GPUs, or nothing on such GPUs.
     """
     if lacks := list(engine.lacks_machine(deployment.workload.hardware)):
         raise ValueError(f"{engine.title}: {lacks[0]}")
@@ -70,6 +71,8 @@ def fitted(
     if not refused:
         broken = _broken(evaluate(workload, strategy))
         return Fitted(adapted.deployment, (*not_offered, *dropped), tuple(notes), broken)
+    if deployment.named:
+        raise NamedRefused(refused)
     runs = [evaluate(workload, each) for each in _alike(adapted.deployment, engine)]
     if not runs:
         raise ValueError(f"{refused[0]}; and it runs nothing else on {strategy.gpus} GPUs")

@@ -35,6 +35,48 @@ def test_a_strategy_by_options_is_a_command() -> None:
     assert "/weights/mine" in run(*QWEN, "--tp", "4", "--batch", "32", "--to", "sglang", "--set", "serve=/weights/mine")
 
 
+@pytest.mark.parametrize(("to", "degrees", "rule"), [("vllm", ("8",), "vLLM"), ("sglang", ("16",), "SGLang")])
+def test_a_named_strategy_that_the_engine_does_not_run_is_no_other_one(
+    to: str, degrees: tuple[str], rule: str, tmp_path: Path
+) -> None:
+    asked = ("export", "--model", "qwen3_235b_a22b", "--engine", "vllm", "--isl", "4000", "--osl", "500")
+    words = (
+        *asked,
+        "--tp",
+        *degrees,
+        "--batch",
+        "64",
+        "--to",
+        to,
+        "--benchmark",
+        "aiperf",
+        "--out",
+        str(tmp_path / "o"),
+    )
+    shown = RUNNER.invoke(app, words, catch_exceptions=False)
+    assert shown.exit_code == NOTHING_FEASIBLE
+    assert shown.stderr.startswith(f"infeasible: {rule}")
+    assert f"moe_tp {degrees[0]} cuts 1536" in shown.stderr
+    assert shown.stdout == ""
+    assert not (tmp_path / "o").exists()
+    printed = json.loads(RUNNER.invoke(app, [*words, "--json"], catch_exceptions=False).stdout)
+    assert "moe_tp" in printed["violations"][0]
+    assert printed["command"] == ""
+    answer = {"question": {"model": "qwen3_235b_a22b", "isl": 4000, "osl": 500}, "best": {"strategy": CUT}}
+    write_record(tmp_path / RECOMMENDATION_FILE, answer)
+    assert "--enable-expert-parallel" in run(str(tmp_path), "--to", "vllm")  # what an answer has is replaced
+
+
+def test_what_is_said_beside_a_command_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = RUNNER.invoke(
+        app, ["export", *QWEN, "--tp", "4", "--batch", "32", "--to", "sglang"], catch_exceptions=False
+    )
+    lines = shown.stderr.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("note: ") for line in lines)
+
+
 def test_a_printed_strategy_is_read_and_files_are_written(tmp_path: Path) -> None:
     shown = RUNNER.invoke(app, ["evaluate", *QWEN, "--tp", "2", "--batch", "8", "--json"])
     (tmp_path / "best.json").write_text(shown.stdout)
@@ -209,6 +251,7 @@ def test_both_pools_of_an_answer_are_exported(tmp_path: Path) -> None:
     assert together["files"]["dynamo.yaml"].count("type: frontend") == 1
 
 
+CUT = {"tp": 8, "ep": 1, "pp": 1, "batch": 64, "dims": [2, 1, 1, 0, 2, 2, 2, 2, 1, 1, 0, 2]}
 STRATEGY = {"tp": 1, "ep": 1, "pp": 1, "batch": 8, "dims": [2, 1, 1, 0, 2, 2, 1, 1, 0, 2]}
 APART = {
     "winner": "disaggregated",
