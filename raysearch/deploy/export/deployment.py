@@ -32,6 +32,7 @@ class Deployment:
         replicas: Copies that share nothing.
         quantization: How the engine quantises these weights when it starts, in its own word; None leaves them.
         longest_request: Tokens of the longest request, prompt and answer; 0 leaves room for twice the usual.
+        staged: Whether SGLang gathers caches in a buffer on their way to the other pool.
         named: Whether somebody named the strategy itself, so that none may run in its place.
 
     Raises:
@@ -44,6 +45,7 @@ class Deployment:
     replicas: int = 1
     quantization: str | None = None
     longest_request: int = 0
+    staged: bool = False
     named: bool = False
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from raysearch.base.file_io import as_strategy
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.models import weights_of
 from raysearch.deploy.export.render import Variable
+from raysearch.deploy.export.sglang import STAGING
 from raysearch.deploy.export.stored import StoredOption, StoredPair, StoredReplicas, question_of
 from raysearch.runs.records import Record
 from sim.config.code import Origin
@@ -29,8 +30,6 @@ from sim.workload import Workload
 
 _log = logging.getLogger(__name__)
 POOLS_FILE = "pools.json"
-STAGING = "SGLANG_DISAGG_STAGING_BUFFER"
-"""Variable of SGLang by which pools of unequal tensor parallelism exchange caches."""
 
 
 class _OnePool(Record):
@@ -143,27 +142,49 @@ def pair_deployments(
     return found
 
 
+def connected(pools: Mapping[str, Deployment], to: str, engine: str) -> dict[str, Deployment]:
+    """The same pools with what SGLang needs to send caches between unequal cuts of heads.
+
+    Args:
+        pools: By name.
+        to: The target. Dynamo sends caches by NIXL, which has no such buffer for pipelines.
+        engine: That runs them.
+    """
+    staged = engine == "sglang" and _unequal_cuts(pools) is not None
+    if staged and to == "dynamo" and pools["prefill"].strategy.pp > 1:
+        staged = False
+    return {name: replace(each, staged=staged) for name, each in pools.items()}
+
+
 def transfer_notes(pools: Mapping[str, Deployment], engine: str) -> list[str]:
     """What an engine needs of pools whose tensor parallelism differs, if keys and values are cut by it.
 
     Source: docs/operations/disaggregation of llm-d, of vLLM 0.25 and 0.26: with NIXL a decode pool crashes that has
     less tensor parallelism than its prefill pool, where heads of keys and values are repeated; its guide for SGLang.
     """
-    if set(pools) != {"prefill", "decode"}:
+    cuts = _unequal_cuts(pools)
+    if cuts is None:
         return []
-    prefill, decode = (pools[name].strategy.tp * pools[name].strategy.cp for name in ("prefill", "decode"))
-    mixers = [group.attention for group in pools["decode"].workload.model.groups]
-    cut = [each for each in mixers if isinstance(each, GroupedAttention)]
-    if prefill == decode or not cut:
-        return []
-    if engine == "sglang":
-        return [f"set {STAGING}=1 in both pools: heads are cut over {prefill} GPUs in one, over {decode} in the other"]
-    if engine == "vllm" and prefill > decode and prefill > min(each.kv_heads for each in cut):
+    prefill, decode, fewest = cuts
+    if engine == "sglang" and not pools["prefill"].staged:
+        how = f"NIXL has no {STAGING} for pipelines, so that transfers are slow"
+        return [f"prefill has tp {prefill}, decode tp {decode}: {how}"]
+    if engine == "vllm" and prefill > decode and prefill > fewest:
         why = "which crashed the decode pool of vLLM 0.25 and 0.26 where heads are repeated"
         return [
             f"prefill has tp {prefill}, decode tp {decode}, {why}: give decode as much, or take another alternative"
         ]
     return []
+
+
+def _unequal_cuts(pools: Mapping[str, Deployment]) -> tuple[int, int, int] | None:
+    """Over how many GPUs two pools cut heads, and the fewest heads of keys and values; None if all alike."""
+    if set(pools) != {"prefill", "decode"}:
+        return None
+    prefill, decode = (pools[name].strategy.tp * pools[name].strategy.cp for name in ("prefill", "decode"))
+    mixers = [group.attention for group in pools["decode"].workload.model.groups]
+    heads = [each.kv_heads for each in mixers if isinstance(each, GroupedAttention)]
+    return (prefill, decode, min(heads)) if prefill != decode and heads else None
 
 
 def _strategy(served: Workload, pool: StoredOption) -> Strategy:

@@ -22,6 +22,9 @@ from sim.layers.heuristics import megatron_dims
 from sim.serving.phases import phase_of, running_sequences
 from sim.workload import Speculation
 
+STAGING = "SGLANG_DISAGG_STAGING_BUFFER"
+"""Has caches gathered between pools of unequal tensor parallelism. disaggregation/prefill.py refuses it without chunks,
+and with pipelines where Mooncake does not send them."""
 _USUAL_DISPATCH = 128
 """Tokens of a rank that DeepEP's buffers hold in a step. [published] default of sglang/srt/environ.py."""
 _JOINED = "`python -m sglang_router.launch_router --pd-disaggregation --prefill URL ... --decode URL ...`"
@@ -47,9 +50,11 @@ def export(deployment: Deployment) -> Export:
 
 
 def environment(deployment: Deployment) -> dict[str, str]:
-    """What its environment must say where stages are not alike, NCCL shall use one algorithm, or steps are large."""
+    """What its environment must say of unlike stages, NCCL's one algorithm, caches between pools, or large steps."""
     workload, split = deployment.workload, deployment.layer_partition
     variables = ({"SGLANG_PP_LAYER_PARTITION": split} if split else {}) | deployment.nccl_variables
+    if deployment.staged:
+        variables[STAGING] = "1"  # with buffers as large as it makes them, those of llm-d's guide
     tokens = running_sequences(workload, deployment.strategy.batch, deployment.strategy.attention_dp) * workload.queries
     if _sends_tokens(deployment) and phase_of(workload).decodes and tokens > _USUAL_DISPATCH:
         blocks = math.ceil(tokens / _USUAL_DISPATCH)
@@ -114,7 +119,8 @@ def _parallel_flags(deployment: Deployment) -> list[Flag]:
 def _serving_flags(deployment: Deployment) -> list[Flag]:
     """Options of the batch, the memory and the formats."""
     workload, strategy = deployment.workload, deployment.strategy
-    chunk = -1 if workload.chunk_tokens is None else workload.chunk_tokens * strategy.attention_dp
+    whole = deployment.prompt_tokens * strategy.attention_dp if deployment.staged else -1
+    chunk = whole if workload.chunk_tokens is None else workload.chunk_tokens * strategy.attention_dp
     flags: list[Flag] = [
         ("--max-running-requests", deployment.rank_requests * strategy.attention_dp),
         # A decode pool has SGLang's own chunks, for what it computes anew.

@@ -283,6 +283,7 @@ def _commands(answer: Recommendation) -> dict[str, bytes]:
     from raysearch.deploy.export.deployment import Deployment
     from raysearch.deploy.export.formats import exporter, exporter_names
     from raysearch.deploy.export.models import repository
+    from raysearch.deploy.export.pool_services import connected
 
     workload = answer.demand.workload
     weights = repository(workload, answer.demand.question.model if answer.demand.question else None)
@@ -292,20 +293,23 @@ def _commands(answer: Recommendation) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for number, option in enumerate(answer.ranked):
         own = "best" if number == 0 else f"alternative{number}"
-        for pool, each, strategy, replicas in _deployed(workload, option):
+        parts = _deployed(workload, option)
+        pools = {pool: Deployment(each, strategy, weights, replicas) for pool, each, strategy, replicas in parts}
+        for pool, deployment in connected(pools, target, target).items():
             try:
-                files = exporter(target)(Deployment(each, strategy, weights, replicas)).all_files
+                files = exporter(target)(deployment).all_files
             except ValueError as error:
                 files = {_NOT_EXPORTED: f"{target} cannot run it: {error}\n"}
-            found |= {f"{own}/{pool}{name}": text.encode() for name, text in files.items()}
+            where = f"{own}/{pool}/" if pool else f"{own}/"
+            found |= {f"{where}{name}": text.encode() for name, text in files.items()}
     return found
 
 
 def _deployed(workload: Workload, option: Option | Disaggregated) -> list[tuple[str, Workload, Strategy, int]]:
-    """(folder, what it serves, strategy, replicas) of each pool; one pool has no folder of its own."""
+    """(pool, what it serves, strategy, replicas) of each; a single pool has the name ""."""
     if isinstance(option, Option):
         return [("", workload, option.evaluation.strategy, option.fleet.replicas)]
     return [
-        (f"{phase}/", option.workloads[phase], replica.evaluation.strategy, count)
+        (phase, option.workloads[phase], replica.evaluation.strategy, count)
         for phase, (replica, count) in option.pools.items()
     ]

@@ -229,7 +229,6 @@ def test_llm_d_refuses_what_its_image_cannot_be_given() -> None:
         ("vllm", 8, 1, "prefill has tp 8, decode tp 1"),  # 4 heads of keys and values
         ("vllm", 2, 1, ""),
         ("vllm", 1, 8, ""),
-        ("sglang", 1, 8, "SGLANG_DISAGG_STAGING_BUFFER=1 in both pools"),
         ("sglang", 8, 8, ""),
     ],
 )
@@ -249,6 +248,23 @@ def test_pools_of_unequal_tensor_parallelism_say_what_their_engine_needs(
     latent = {name: deployment(engine, ONE_NODE, phase=name) for name in pools}
     latent["decode"] = replace(latent["decode"], strategy=replace(latent["decode"].strategy, tp=1, dp=8))
     assert not transfer_notes(latent, engine)  # every GPU has the whole cache
+
+
+@pytest.mark.parametrize(("to", "pp", "staged"), [("dynamo", 1, True), ("dynamo", 2, False), ("sglang", 2, True)])
+def test_pools_of_unequal_cuts_have_the_buffer_of_sglang_where_it_takes_it(to: str, pp: int, staged: bool) -> None:
+    pools = {}
+    for phase, tp, stages in (("prefill", 4, pp), ("decode", 1, 1)):
+        workload = question_about("qwen3_235b_a22b", isl=4000, osl=500, phase=phase, engine="sglang", gpus=16).load()
+        strategy = Strategy(tp, 8, stages, 64, megatron_dims(workload.model), 1, 8 // tp)
+        pools[phase] = Deployment(workload, strategy, "m")
+    made = ExportResult.of(pools, to)
+    text = "".join(made.files.values())
+    assert text.count("SGLANG_DISAGG_STAGING_BUFFER") == 2 * staged
+    assert ("'-1'" in text or "--chunked-prefill-size -1" in text) != staged
+    if staged:
+        tokens = str(made.deployments["prefill"].prompt_tokens * 2)  # of both attention groups
+        assert f"--chunked-prefill-size {tokens}" in text or f"--chunked-prefill-size\n          - '{tokens}'" in text
+    assert any("transfers are slow" in line for line in made.remarks()) != staged
 
 
 def test_dynamo_says_which_engines_it_runs() -> None:
