@@ -142,7 +142,7 @@ def pair_deployments(
     return found
 
 
-def connected(pools: Mapping[str, Deployment], to: str, engine: str) -> dict[str, Deployment]:
+def with_staging(pools: Mapping[str, Deployment], to: str, engine: str) -> dict[str, Deployment]:
     """The same pools with what SGLang needs to send caches between unequal cuts of heads.
 
     Args:
