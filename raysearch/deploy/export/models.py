@@ -30,6 +30,8 @@ Source: vllm/config/quantization.py of 0.33.0, where "fp8" is deprecated for thi
 of 0.5.23, whose blocks must be stored. TensorRT-LLM's PyTorch backend takes quantised checkpoints alone (its page on
 quantization). Weights that are stored quantised are refused by both (`_verify_quantization`).
 """
+_STORED = (".safetensors", ".bin", ".pt", ".gguf")
+"""How names of files with weights end."""
 CHECKPOINT = Variable("CHECKPOINT")
 """In the place of weights that somebody must quantise first."""
 
@@ -73,7 +75,9 @@ def repository(workload: Workload, model: str | Path | None = None) -> str:
         return published.get(workload.precisions.weights, next(iter(published.values())))
     path = config_path("models", model) if model is not None else Path(name)
     beside = path.resolve().parent
-    return str(beside) if path.suffix == ".json" and any(beside.glob("*.safetensors")) else name
+    if path.suffix == ".json" and (path.name == "config.json" or any(beside.glob("*.safetensors"))):
+        return str(beside)
+    return name
 
 
 def weights_of(workload: Workload, model: str | Path | None, named: str | None) -> str:
@@ -111,7 +115,9 @@ def with_weights(deployment: Deployment, engine: EngineRules) -> Supported:
         where = f"put their repository or folder in the place of {path} (--set serve=PATH)" if lost else path
         return Supported(deployment, notes=(f"weights must be in {_shown(model, wanted)}, as priced: {where}",))
     if stored == wanted:
-        return Supported(deployment)
+        there = not os.path.isdir(path) or any(True for end in _STORED for _ in Path(path).glob(f"*{end}"))
+        missing = f"no weights are in {path} yet: put them there, or name their repository (--set serve=PATH)"
+        return Supported(deployment, notes=() if there else (missing,))
     if stored != "bf16" or model.expert_dtype is not None:
         runs = replace(workload, precisions=replace(workload.precisions, weights=stored))
         text = f"{path} has weights in {_shown(model, stored)}, which stay so; priced was {wanted}"

@@ -180,9 +180,14 @@ def test_weights_beside_a_configuration_are_served_from_their_folder(tmp_path: P
     (folder / "config.json").write_text(json.dumps(QWEN_CONFIG))
     words = ("--model", str(folder), "--isl", "4000", "--osl", "500", "--tp", "4", "--batch", "32")
     shown = RUNNER.invoke(app, ["export", *words], catch_exceptions=False)
-    assert shown.stdout.startswith("vllm serve mine ")
-    assert "put their repository or folder in the place of mine (--set serve=PATH)" in shown.stderr
+    assert shown.stdout.startswith(f"vllm serve {folder} ")
+    assert "no weights are in" in shown.stderr
+    spaced = tmp_path / "of mine"
+    spaced.mkdir()
+    (spaced / "config.json").write_text(json.dumps(QWEN_CONFIG))
+    assert run("--model", str(spaced), *words[2:]).startswith(f"vllm serve '{spaced}' ")
     (folder / "model.safetensors").touch()
+    assert "no weights" not in RUNNER.invoke(app, ["export", *words], catch_exceptions=False).stderr
     assert run(*words).startswith(f"vllm serve {folder} ")
     assert run(*words, "--to", "dynamo").count(f"- {folder}\n") == 1
 
