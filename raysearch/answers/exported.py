@@ -13,7 +13,7 @@ from raysearch.base.file_io import strategy_dict, write_together
 from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.deploy.export.deployment import Deployment, Export, NamedRefused
 from raysearch.deploy.export.formats import exporter, pools_exporter
-from raysearch.deploy.export.pool_services import transfer_notes, with_staging
+from raysearch.deploy.export.pool_services import transfer_notes, transfer_violations, with_transfer
 from raysearch.deploy.export.source import read_deployments, stated_deployments
 from sim.config.code import Origin
 from sim.config.question import Question
@@ -63,7 +63,8 @@ class ExportResult(Result):
             from raysearch.deploy.export.cut import with_ops
 
             deployments = {pool: with_ops(each, ops) for pool, each in deployments.items()}
-        deployments = with_staging(deployments, to, _engine_of(deployments, to))
+        engine = _engine_of(deployments, to)
+        deployments = with_transfer(deployments, to, engine)
         together = pools_exporter(to) if len(deployments) > 1 else None
         try:
             made = {"": together(deployments)} if together else {p: write(each) for p, each in deployments.items()}
@@ -73,7 +74,11 @@ class ExportResult(Result):
         except ValueError as error:
             raise InputError(f"{to} cannot run it: {error}") from error
         pool, last = made.popitem()
-        made[pool] = replace(last, notes=(*last.notes, *transfer_notes(deployments, _engine_of(deployments, to))))
+        made[pool] = replace(
+            last,
+            notes=(*last.notes, *transfer_notes(deployments, engine)),
+            violations=(*last.violations, *transfer_violations(deployments, engine)),
+        )
         return cls(to, deployments, made)
 
     def measured_by(self, tool: str) -> ExportResult:

@@ -28,6 +28,11 @@ def never(_workload: Workload, _strategy: Strategy) -> tuple[str, ...]:
     return ()
 
 
+def any_stages(_prefill: int, _decode: int) -> tuple[str, ...]:
+    """Connects pools of whatever pipelines."""
+    return ()
+
+
 def any_machine(_hardware: Hardware) -> tuple[str, ...]:
     """Refuses no machine."""
     return ()
@@ -80,6 +85,7 @@ class EngineRules:
         overlaps_batches: Whether it can overlap two half batches, one's exchange with experts and the other's work.
         scheduler: What its steps hold by default on a machine.
         disaggregates: Whether pools of its prompts and of its answers can send caches between them.
+        refuses_stages: Why caches do not go from a prefill pool of so many pipeline stages to a decode pool of so many.
         all_reduces: All-reduces that it has options for, in place of its own.
         cuts_stages: Whether it has an option for the layers of each pipeline stage.
     """
@@ -100,6 +106,7 @@ class EngineRules:
     overlaps_batches: bool = False
     scheduler: Callable[[Hardware], SchedulerPolicy] = plain_scheduler
     disaggregates: bool = False
+    refuses_stages: Callable[[int, int], Iterable[str]] = any_stages
     all_reduces: tuple[AllReduce, ...] = ("nccl", *NCCL_ALGORITHMS)
     cuts_stages: bool = False
 
@@ -132,6 +139,10 @@ class EngineRules:
     def plans_of(self, workload: Workload) -> tuple[Plan, ...]:
         """Its plans, the choices of an op the same in all groups of layers."""
         return tuple(replace(plan, dims=spread_choices(workload, plan.dims)) for plan in self.plans(workload))
+
+    def pair_refusals(self, prefill: Strategy, decode: Strategy) -> list[str]:
+        """Why two pools that it runs each do not serve together, each text naming its rule; none if they do."""
+        return [f"{self.title} {self.version}: {text}" for text in self.refuses_stages(prefill.pp, decode.pp)]
 
     def refusals(self, workload: Workload, strategy: Strategy) -> list[str]:
         """Why the engine does not run a strategy, each text naming the engine's rule; none if it does."""

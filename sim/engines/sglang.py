@@ -1,7 +1,7 @@
 """SGLang 0.5.23 as a strategy space.
 
 Source: sglang/srt/arg_groups/{fields/parallel.py, parallel_hook.py, moe_hook.py, layernorm_sp_hook.py,
-model_overrides} of 0.5.23. Its
+model_overrides} and disaggregation/common/conn.py of 0.5.23. Its
 tensor-parallel size counts the GPUs of a stage, tp * cp * dp: attention has dp groups (--attn-dp-size) of tp * cp GPUs,
 of which cp share a KV cache (--dcp-size); experts have ep * moe_tp of them, any ep that divides them where tokens are
 gathered, ep = all of them where they travel (every all-to-all backend forces it).
@@ -24,6 +24,7 @@ from sim.engines.engine_rules import (
 )
 from sim.engines.vllm import generates, tensor_parallelism
 from sim.layers.heuristics import megatron_sp_dims
+from sim.layers.mixers import LatentAttention
 from sim.prices.engine import MemoryPolicy, SchedulerPolicy
 from sim.prices.hardware import Hardware
 from sim.serving.phases import phase_of
@@ -51,14 +52,29 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
     yield from whole_experts(workload, strategy)
     yield from shared_context(workload, strategy)
     yield from whole_blocks(workload, strategy)
-    sparse = any(getattr(group.attention, "indexer", None) for group in workload.model.groups)
-    if sparse and strategy.cp > 1 and phase_of(workload).pool:
-        yield f"--dcp-size {strategy.cp}: pools share no contexts of sparse attention"
+    yield from _sent_context(workload, strategy)
     ep, gpus = strategy.ep, strategy.stage_gpus
     if gpus % ep:
         yield f"--ep-size {ep} does not divide --tp-size {gpus}"
     elif workload.expert_exchange == "all_to_all" and ep not in (1, gpus):
         yield f"every all-to-all backend (--moe-a2a-backend) makes ep all {gpus} GPUs of --tp-size, not {ep}"
+
+
+def _sent_context(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """[published] Pools share contexts of latent attention alone (conn.py: "Unsupported PD DCP topology")."""
+    if strategy.cp == 1 or phase_of(workload).pool is None:
+        return
+    mixers = [group.attention for group in workload.model.groups]
+    if any(getattr(each, "indexer", None) for each in mixers):
+        yield f"--dcp-size {strategy.cp}: pools share no contexts of sparse attention"
+    elif not all(isinstance(each, LatentAttention) for each in mixers):
+        yield f"--dcp-size {strategy.cp}: pools share contexts of latent attention alone"
+
+
+def _refuses_stages(prefill: int, decode: int) -> Iterator[str]:
+    """[published] Stages of both pools are alike, or decode has one (conn.py asserts it)."""
+    if decode not in (1, prefill):
+        yield f"--pp-size of the decode pool is 1 or that of the prefill pool, {prefill}, not {decode}"
 
 
 def _scheduler(hardware: Hardware) -> SchedulerPolicy:
@@ -91,5 +107,6 @@ SGLANG = EngineRules(
     overlaps_batches=True,  # [published] --enable-two-batch-overlap; off by default
     prompts_wait=True,  # [published] --enable-prefill-delayer, of 30 passes; off by default
     disaggregates=True,
+    refuses_stages=_refuses_stages,
     cuts_stages=True,  # [published] SGLANG_PP_LAYER_PARTITION
 )

@@ -5,7 +5,7 @@ model_executor/layers/fused_moe/config.py of 0.33.0. A replica has tensor-parall
 cache: decode context parallelism), data-parallel size dp and pp stages. Experts: without expert parallelism moe_tp =
 tp * cp * dp, with it ep is all of that. Norms are never sharded: its sequence parallelism is gone (PassConfig). Stages
 need not have equally many layers. Nodes matter to data-parallel ranks alone (create_dp_placement_groups of
-vllm/v1/engine/utils.py).
+vllm/v1/engine/utils.py). What pools can send: distributed/kv_transfer/kv_connector/v1/nixl/*.py of 0.31, 0.32 and 0.33.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from sim.engines.engine_rules import (
     whole_heads,
 )
 from sim.layers.heuristics import megatron_dims
-from sim.layers.mixers import LatentAttention
+from sim.layers.mixers import CompressedAttention, LatentAttention, LinearMixer
 from sim.prices.engine import MemoryPolicy, SchedulerPolicy
 from sim.prices.hardware import Hardware
 from sim.serving.phases import phase_of
 from sim.strategy import Strategy
 from sim.workload import Workload
+
+_PUSHES_SINCE = (0, 31)
+"""[published] The first version read whose NixlPushConnector sends the caches of all stages of a prefill pool."""
 
 
 def tensor_parallelism(workload: Workload) -> tuple[Plan, ...]:
@@ -46,6 +49,7 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
     yield from shared_context(workload, strategy)
     yield from whole_blocks(workload, strategy)
     yield from _sent_context(workload, strategy)
+    yield from _sent_stages(workload, strategy)
     ep, gpus = strategy.ep, strategy.stage_gpus
     if ep not in (1, gpus):
         yield (
@@ -70,6 +74,26 @@ def _sent_context(workload: Workload, strategy: Strategy) -> Iterator[str]:
             f"decode context parallel size {cp}: pools (NixlConnector) share contexts of latent attention alone, and "
             f"over the whole tensor-parallel size, {strategy.tp * cp}"
         )
+
+
+def _sent_stages(workload: Workload, strategy: Strategy) -> Iterator[str]:
+    """[published] Pipelines whose caches no connector sends (nixl/base_worker.py; pull_worker.py asks stage 0 alone).
+
+    With caches of several kinds NixlPushConnector has further conditions, and of linear mixers it sends none.
+    """
+    pool, pp = phase_of(workload).pool, strategy.pp
+    if pp == 1 or pool is None:
+        return
+    if pool == "decode":
+        yield f"pipeline parallel size {pp}: a decode pool (kv_consumer of NIXL) has no pipeline"
+        return
+    mixers = [group.attention for group in workload.model.groups]
+    kinds = {(type(each), getattr(each, "window", 0)) for each in mixers}
+    if len(kinds) > 1 or any(isinstance(each, LinearMixer | CompressedAttention) for each in mixers):
+        yield f"pipeline parallel size {pp}: a prefill pool with caches of several kinds has no pipeline"
+    version = workload.engine.version if workload.engine else None
+    if version and tuple(int(part) for part in version.number.split(".")[:2]) < _PUSHES_SINCE:
+        yield f"pipeline parallel size {pp}: a prefill pool sends the caches of all its stages since 0.31 alone"
 
 
 def _scheduler(hardware: Hardware) -> SchedulerPolicy:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sim.engines.engine_registry import engine_rules_of
 from sim.optimum.exact_search import Known, find_bests
 from sim.optimum.spaces import space_of
 from sim.pools.candidates import Replica, replica_of
@@ -137,7 +138,7 @@ class PairSearch:
             PoolOptions(workload_of(traffic, anyhow, phase), traffic, limits, worked)
             for phase, worked in zip(PHASES, known or ({}, {}), strict=True)
         ]
-        self._node_gpus = workload.hardware.node_gpus
+        self._node_gpus, self._rules = workload.hardware.node_gpus, engine_rules_of(workload)
         cache_bytes = request_cache_bytes(workload, traffic.typical_prompt_tokens)
         self._near, self._far = (
             Link(workload, same_node=same_node, cache_bytes=cache_bytes, hidden=hidden, free=free_transfer)
@@ -184,7 +185,9 @@ class PairSearch:
         }
         decodes = self._pools[1].within(self.limits.tpot_s, 0.0)
         limits = replace(self.limits, at_once=requests, output_tokens=output_tokens)
-        return best_match(tuple(prefills.values()), decodes, limits, self._near, self._far, self._node_gpus)
+        return best_match(
+            tuple(prefills.values()), decodes, limits, self._near, self._far, self._node_gpus, self._rules
+        )
 
     def _paired(self, latest_s: tuple[float, float]) -> list[tuple[PoolOptions, float, float]]:
         return list(zip(self._pools, latest_s, self._tops, strict=True))
@@ -219,7 +222,7 @@ class PairSearch:
         return 1 / (gpu_s - 1 / others_top) if gpu_s > 1 / others_top else math.inf
 
     def _match(self, prefills: tuple[Replica, ...], decodes: tuple[Replica, ...]) -> Matched | None:
-        return best_match(prefills, decodes, self.limits, self._near, self._far, self._node_gpus)
+        return best_match(prefills, decodes, self.limits, self._near, self._far, self._node_gpus, self._rules)
 
     def _offer(self, found: Matched | None) -> None:
         if found and (self.best is None or self._worth(found) > self._worth(self.best)):

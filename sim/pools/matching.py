@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.arrays import Floats
+from sim.engines.engine_rules import EngineRules, any_stages
 from sim.pools.candidates import Replica, unbeaten
 from sim.pools.handover import Link
 from sim.serving.confidence import slower
@@ -93,7 +94,13 @@ class Matched:
 
 
 def best_match(
-    prefills: Sequence[Replica], decodes: Sequence[Replica], limits: Limits, near: Link, far: Link, node_gpus: int
+    prefills: Sequence[Replica],
+    decodes: Sequence[Replica],
+    limits: Limits,
+    near: Link,
+    far: Link,
+    node_gpus: int,
+    rules: EngineRules | None = None,
 ) -> Matched | None:
     """The pair of pools with the highest rate, or the fewest GPUs for a load; None where none keeps the limits.
 
@@ -106,13 +113,33 @@ def best_match(
         near: Between pools that fill no more than a node.
         far: Between others.
         node_gpus: GPUs of a node.
+        rules: Of the engine, which may not connect pools of any two pipelines; None connects all.
     """
     found = [
         each
+        for left, right in _connected(prefills, decodes, rules)
         for gpus, link in ((min(node_gpus, limits.gpus), near), (limits.gpus, far))
-        for each in _bests(prefills, decodes, limits, gpus, link)
+        for each in _bests(left, right, limits, gpus, link)
     ]
     return min(found, key=lambda each: _order(each, limits), default=None)
+
+
+def _connected(
+    prefills: Sequence[Replica], decodes: Sequence[Replica], rules: EngineRules | None
+) -> Iterator[tuple[Sequence[Replica], Sequence[Replica]]]:
+    """Sets of which any two replicas may serve together, all such pairs among them."""
+    if rules is None or rules.refuses_stages is any_stages:
+        yield prefills, decodes
+        return
+    sides = prefills, decodes
+    sent, taken = ({each.evaluation.strategy.pp for each in side} for side in sides)
+    for stages in sorted(sent):
+        joined = {stages}, {pp for pp in taken if not list(rules.refuses_stages(stages, pp))}
+        left, right = (
+            [each for each in side if each.evaluation.strategy.pp in some]
+            for side, some in zip(sides, joined, strict=True)
+        )
+        yield left, right
 
 
 def _order(each: Matched, limits: Limits) -> tuple[float, ...]:

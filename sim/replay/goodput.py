@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from sim.arrays import Flags, Floats
+from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation, Violation, unlike_texts
 from sim.pools.traffic import requests_per_s
 from sim.replay.arrivals import Stream, draw_arrivals
@@ -226,7 +227,10 @@ def _two_pools(
         handover = handover_of(pools[0], strategies, same_node=near)
         return through_pools(TwoPools(prefill, decode, *copies, handover), requests, watch=watch)
 
-    violations = (*states[0].violations, *states[1].violations, *too_many)
+    rules = engine_rules_of(workload)
+    apart = rules.pair_refusals(*strategies) if rules else []
+    unjoined = (Violation("engine", 1, 0, text) for text in apart)
+    violations = (*states[0].violations, *states[1].violations, *unjoined, *too_many)
     bound_per_s, in_flight = min(rates), served.replicas * strategy.batch * strategy.pp
     return ServedPlan(
         states[1],

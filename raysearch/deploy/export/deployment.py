@@ -34,6 +34,7 @@ class Deployment:
         longest_request: Tokens of the longest request, prompt and answer; 0 leaves room for twice the usual.
         staged: Whether SGLang gathers caches in a buffer on their way to the other pool.
         named: Whether somebody named the strategy itself, so that none may run in its place.
+        sender_stages: Of a decode pool, pipeline stages of the prefill pool that sends it caches.
 
     Raises:
         InputError: Weights that no command line can name, or no copies.
@@ -47,6 +48,7 @@ class Deployment:
     longest_request: int = 0
     staged: bool = False
     named: bool = False
+    sender_stages: int = 1
 
     def __post_init__(self) -> None:
         check_weights(str(self.served_model))

@@ -21,6 +21,7 @@ from raysearch.runs.records import Record
 from sim.config.code import Origin
 from sim.config.fields import Count
 from sim.config.mistakes import first_error_text
+from sim.engines.engine_registry import engine_names, engine_rules
 from sim.json_object import JsonObject
 from sim.layers.mixers import GroupedAttention
 from sim.pools.traffic import Traffic, TrafficKind, workload_of
@@ -142,8 +143,8 @@ def pair_deployments(
     return found
 
 
-def with_staging(pools: Mapping[str, Deployment], to: str, engine: str) -> dict[str, Deployment]:
-    """The same pools with what SGLang needs to send caches between unequal cuts of heads.
+def with_transfer(pools: Mapping[str, Deployment], to: str, engine: str) -> dict[str, Deployment]:
+    """The same pools with what their engine needs to send caches: of unequal cuts of heads, from several stages.
 
     Args:
         pools: By name.
@@ -153,7 +154,15 @@ def with_staging(pools: Mapping[str, Deployment], to: str, engine: str) -> dict[
     staged = engine == "sglang" and _unequal_cuts(pools) is not None
     if staged and to == "dynamo" and pools["prefill"].strategy.pp > 1:
         staged = False
-    return {name: replace(each, staged=staged) for name, each in pools.items()}
+    stages = pools["prefill"].strategy.pp if set(pools) == {"prefill", "decode"} else 1
+    return {name: replace(each, staged=staged, sender_stages=stages) for name, each in pools.items()}
+
+
+def transfer_violations(pools: Mapping[str, Deployment], engine: str) -> list[str]:
+    """Why an engine does not connect two pools; none if it does, or runs no pools."""
+    if set(pools) != {"prefill", "decode"} or engine not in engine_names():
+        return []
+    return engine_rules(engine).pair_refusals(pools["prefill"].strategy, pools["decode"].strategy)
 
 
 def transfer_notes(pools: Mapping[str, Deployment], engine: str) -> list[str]:

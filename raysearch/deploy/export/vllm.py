@@ -123,7 +123,8 @@ def _serving_flags(deployment: Deployment) -> list[Flag]:
     if workload.speculation is not None:
         flags.append(("--speculative-config", json.dumps(_speculation(workload.speculation))))
     if pool := phase_of(workload).pool:
-        transfer = {"kv_connector": "NixlConnector", "kv_role": _POOL_ROLE[pool]}
+        stages = deployment.strategy.pp if pool == "prefill" else deployment.sender_stages
+        transfer = {"kv_connector": "NixlPushConnector" if stages > 1 else "NixlConnector", "kv_role": _POOL_ROLE[pool]}
         flags.append(("--kv-transfer-config", json.dumps(transfer)))
     return flags
 

@@ -283,7 +283,7 @@ def _commands(answer: Recommendation) -> dict[str, bytes]:
     from raysearch.deploy.export.deployment import Deployment
     from raysearch.deploy.export.formats import exporter, exporter_names
     from raysearch.deploy.export.models import repository
-    from raysearch.deploy.export.pool_services import with_staging
+    from raysearch.deploy.export.pool_services import with_transfer
 
     workload = answer.demand.workload
     weights = repository(workload, answer.demand.question.model if answer.demand.question else None)
@@ -295,7 +295,7 @@ def _commands(answer: Recommendation) -> dict[str, bytes]:
         own = "best" if number == 0 else f"alternative{number}"
         parts = _deployed(workload, option)
         pools = {pool: Deployment(each, strategy, weights, replicas) for pool, each, strategy, replicas in parts}
-        for pool, deployment in with_staging(pools, target, target).items():
+        for pool, deployment in with_transfer(pools, target, target).items():
             try:
                 files = exporter(target)(deployment).all_files
             except ValueError as error:

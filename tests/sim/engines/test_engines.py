@@ -71,7 +71,7 @@ def refused(workload: Workload, engine: str, **degrees: int) -> list[str]:
     ],
 )
 def test_degrees_run_where_the_engines_flags_can_say_them(engine: str, degrees: dict[str, int], runs: bool) -> None:
-    found = refused(FLAGSHIP, engine, **degrees)
+    found = refused(dataclasses.replace(FLAGSHIP, phase="serve"), engine, **degrees)
     assert (not found) == runs
     for text in found:
         assert text.startswith(f"{engine_rules(engine).title} {engine_rules(engine).version}: ")
@@ -107,6 +107,7 @@ def test_context_is_shared_by_gpus_that_would_repeat_a_kv_head_and_by_no_others(
         ("vllm", "llama_3_1_70b", {"tp": 8, "cp": 2}, False),  # and sends shared caches of latent attention alone
         ("sglang", "deepseek_v3", {"tp": 4, "cp": 2, "dp": 1, "ep": 8}, True),
         ("sglang", "glm_5", {"tp": 4, "cp": 2, "dp": 1, "ep": 8}, False),  # of sparse attention none
+        ("sglang", "llama_3_1_70b", {"tp": 8, "cp": 2}, False),
     ],
 )
 def test_pools_share_contexts_that_their_engine_can_send(
@@ -118,6 +119,47 @@ def test_pools_share_contexts_that_their_engine_can_send(
     )
     assert not refused(whole, engine, **degrees)
     assert (not refused(pool, engine, **degrees)) == runs
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "phase", "runs"),
+    [
+        ("vllm", "qwen3_32b", "prefill", True),  # NixlPushConnector
+        ("vllm", "qwen3_32b", "decode", False),  # kv_consumer
+        ("vllm", "gpt_oss_120b", "prefill", False),  # windows beside whole contexts
+        ("vllm", "qwen3_5_397b_a17b", "prefill", False),  # linear mixers
+        ("sglang", "qwen3_32b", "decode", True),
+        ("trtllm", "qwen3_32b", "decode", True),
+    ],
+)
+def test_pools_have_the_pipelines_whose_caches_their_engine_can_send(
+    engine: str, model: str, phase: str, runs: bool
+) -> None:
+    whole, pool = (
+        question_about(model, isl=4000, osl=500, phase=each, engine=engine, gpus=16).load() for each in ("serve", phase)
+    )
+    assert not refused(whole, engine, tp=1, pp=2)
+    assert (not refused(pool, engine, tp=1, pp=2)) == runs
+
+
+def test_old_versions_send_the_caches_of_one_stage() -> None:
+    for version, runs in (("0.12.0", False), ("0.19.1", False), ("0.31.0", True), (None, True)):
+        named = {"engine_version": version} if version else {}
+        pool = question_about("qwen3_32b", isl=4000, osl=500, phase="prefill", engine="vllm", gpus=4, **named).load()
+        assert (not refused(pool, "vllm", tp=1, pp=2)) == runs
+
+
+def test_sglang_connects_pools_of_alike_pipelines_or_of_none_in_decode() -> None:
+    def says(engine: str, prefill: int, decode: int) -> list[str]:
+        pools = (Strategy(1, 1, pp, 8, megatron_dims(load_model("qwen3_32b"))) for pp in (prefill, decode))
+        return engine_rules(engine).pair_refusals(*pools)
+
+    assert not any(says("sglang", *stages) for stages in ((1, 1), (4, 1), (2, 2)))
+    assert says("sglang", 4, 2) == [
+        "SGLang 0.5.23: --pp-size of the decode pool is 1 or that of the prefill pool, 4, not 2"
+    ]
+    assert says("sglang", 1, 2)
+    assert not says("trtllm", 1, 2)
 
 
 def test_blocks_of_fp8_weights_are_not_cut() -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from sim.engines.engine_registry import engine_rules
 from sim.optimum.spaces import joint_space, space_of
 from sim.pools.best_pair import best_pair, pair_at_once
-from sim.pools.candidates import replicas
+from sim.pools.candidates import Replica, replicas
 from sim.pools.handover import Link, request_cache_bytes, sharers
-from sim.pools.matching import Limits, Matched
+from sim.pools.matching import Limits, Matched, best_match
 from sim.pools.traffic import Traffic, TrafficKind, workload_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload
+from tests.questions import question_about
+from tests.sim.pools.conftest import BothPools
 
 TRAFFIC = Traffic.of([TrafficKind(4000, 200)])
 TIGHT, LOOSE = Limits(8, 0.01, 0.3), Limits(8, 0.05, 5.0)
@@ -45,7 +49,7 @@ def by_brute_force(workload: Workload, limits: Limits, free: bool) -> tuple[floa
     cache_bytes, best = request_cache_bytes(workload, 4000), (0.0, 0)
     link = Link(workload, same_node=True, cache_bytes=cache_bytes, free=free)
     for (left, into, prompt_s), (right, out_of, step_s) in itertools.product(prefills, decodes):
-        if step_s > limits.tpot_s:
+        if step_s > limits.tpot_s or engine_rules(workload.space).pair_refusals(left, right):
             continue
         wait_s = link.sending_s(min(left.tp * left.cp * left.pp, right.tp * right.cp * right.pp))
         spare_s = limits.ttft_s - prompt_s - wait_s - step_s
@@ -57,6 +61,40 @@ def by_brute_force(workload: Workload, limits: Limits, free: bool) -> tuple[floa
             if gpus <= limits.gpus and busiest > 0:
                 best = max(best, (min(a * busiest * into, b * out_of), -gpus))
     return best[0], -best[1]
+
+
+def test_engines_connect_the_pools_that_are_paired(both: BothPools) -> None:
+    def of_stages(side: Sequence[Replica], pp: int) -> list[Replica]:
+        found = [each for each in side if each.evaluation.strategy.pp == 1]
+        return [
+            replace(each, evaluation=replace(each.evaluation, strategy=replace(each.evaluation.strategy, pp=pp)))
+            for each in found
+        ]
+
+    link = Link(both.workload, same_node=True, cache_bytes=both.cache_bytes)
+
+    def best(prefills: Sequence[Replica], decodes: Sequence[Replica], engine: str = "sglang") -> Matched | None:
+        return best_match(prefills, decodes, LOOSE, link, link, 8, engine_rules(engine))
+
+    one, two, four = ([of_stages(side, pp) for side in (both.prefills, both.decodes)] for pp in (1, 2, 4))
+    assert best(four[0], two[1]) is None
+    assert best(one[0], two[1]) is None
+    assert best(four[0], two[1], "trtllm") is not None
+    whole = best([*two[0], *four[0]], [*one[1], *two[1], *four[1]])
+    parts = [best(two[0], [*one[1], *two[1]]), best(four[0], [*one[1], *four[1]])]
+    assert whole is not None
+    assert whole.requests_per_s == max(each.requests_per_s for each in parts if each)
+
+
+def test_the_best_pair_of_sglang_is_that_of_brute_force_over_what_it_connects(served: Workload) -> None:
+    question = question_about("llama_3_1_8b", engine="sglang", isl=4000, osl=200, phase="serve", gpus=8)
+    loaded = replace(question, space="sglang").load()
+    workload = replace(loaded, degrees=replace(loaded.degrees, tp=(1,), pp=(1, 2, 4), batch=(1, 8, 64)))
+    for limits in (TIGHT, Limits(5, 0.05, 0.1)):
+        found = best_pair(workload, TRAFFIC, limits)
+        rate, _ = by_brute_force(workload, limits, False)
+        assert (found.requests_per_s if found else 0.0) == pytest.approx(rate, rel=1e-9)
+        assert found is None or found.decode.evaluation.strategy.pp in (1, found.prefill.evaluation.strategy.pp)
 
 
 @pytest.mark.parametrize("limits", [TIGHT, LOOSE, Limits(3, 0.02, 1.0)], ids=["tight", "loose", "few GPUs"])

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from raysearch.answers.exported import ExportResult
+from raysearch.base.errors import InputError
 from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.engine_words import read_capability
 from raysearch.deploy.export.formats import exporter, pools_exporter
@@ -265,6 +266,32 @@ def test_pools_of_unequal_cuts_have_the_buffer_of_sglang_where_it_takes_it(to: s
         tokens = str(made.deployments["prefill"].prompt_tokens * 2)  # of both attention groups
         assert f"--chunked-prefill-size {tokens}" in text or f"--chunked-prefill-size\n          - '{tokens}'" in text
     assert any("transfers are slow" in line for line in made.remarks()) != staged
+
+
+def of_stages(engine: str, prefill: int, decode: int) -> dict[str, Deployment]:
+    pools = {}
+    for phase, pp in (("prefill", prefill), ("decode", decode)):
+        workload = question_about("qwen3_32b", isl=4000, osl=500, phase=phase, engine=engine, gpus=8).load()
+        pools[phase] = Deployment(workload, Strategy(2, 1, pp, 64, megatron_dims(workload.model)), "m", 1)
+    return pools
+
+
+@pytest.mark.parametrize("target", ["vllm", "dynamo", "llm-d"])
+def test_stages_of_a_prefill_pool_push_their_caches_in_both_pools(target: str) -> None:
+    for stages, connector in ((1, "NixlConnector"), (2, "NixlPushConnector")):
+        made = ExportResult.of(of_stages("vllm", stages, 1), target)
+        assert made.feasible
+        assert "\n".join([made.command, *made.files.values()]).count(f'"{connector}"') in (2, 4)  # command and script
+    with pytest.raises(InputError, match="kv_consumer of NIXL"):
+        ExportResult.of(of_stages("vllm", 2, 2), target)
+
+
+@pytest.mark.parametrize("target", ["sglang", "dynamo"])
+def test_pools_of_sglang_whose_stages_differ_break_a_limit(target: str) -> None:
+    assert ExportResult.of(of_stages("sglang", 2, 2), target).feasible
+    made = ExportResult.of(of_stages("sglang", 4, 2), target)
+    assert not made.feasible
+    assert any("infeasible: SGLang 0.5.23: --pp-size of the decode pool" in text for text in made.remarks())
 
 
 def test_dynamo_says_which_engines_it_runs() -> None:
