@@ -291,7 +291,8 @@ def test_pools_of_sglang_whose_stages_differ_break_a_limit(target: str) -> None:
     assert ExportResult.of(of_stages("sglang", 2, 2), target).feasible
     made = ExportResult.of(of_stages("sglang", 4, 2), target)
     assert not made.feasible
-    assert any("infeasible: SGLang 0.5.23: --pp-size of the decode pool" in text for text in made.remarks())
+    texts = [text for each in made.exports.values() for text in each.violations]
+    assert any("SGLang 0.5.23: --pp-size of the decode pool" in text for text in texts)
 
 
 def test_dynamo_says_which_engines_it_runs() -> None:
