@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from raysearch.answers.compared_advice import ComparedAdvice
 from raysearch.answers.result import Result
 from raysearch.base.errors import InputError
+from raysearch.deploy.contexts import check_reach
 from raysearch.deploy.recommend.demand import Demand, FormName, Without, check_traffic, chunks_of
 from raysearch.deploy.recommend.fleet import Searched
 from raysearch.deploy.recommend.formats_compared import FormatChoice, compared_formats, formats_table
@@ -99,6 +100,7 @@ class RecommendationResult(Result):
 
         def asked(each: Question, *, usual: bool = True) -> Demand:
             workload = each.load()
+            check_reach(each, workload)
             if phase_of(workload).replayed:
                 raise InputError(
                     f"--phase={workload.phase}: deployments are recommended in phase serve: leave it out, and give the "

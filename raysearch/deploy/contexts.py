@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from raysearch.base.errors import InputError
 from sim.config.files import CatalogError, config_path, read_json
 from sim.config.question import Question
 from sim.layers.model import Model
 from sim.workload import Workload
 
 _KEY = "max_position_embeddings"
+_STRETCH = 4
+"""Times its context to which a model is recommended, as Qwen's model cards stretch theirs by YaRN. [assumed] of others
+"""
 
 
 def longest_context(model: Model, config: Path | None = None) -> int | None:
@@ -37,6 +41,18 @@ def longest_context(model: Model, config: Path | None = None) -> int | None:
         return None
     parts = [part for part in (read, read.get("text_config")) if isinstance(part, dict)]
     return next((part[_KEY] for part in parts if isinstance(part.get(_KEY), int)), None)
+
+
+def check_reach(question: Question, workload: Workload) -> None:
+    """Refuses requests that are too long even for positions that are stretched.
+
+    Raises:
+        InputError: They are.
+    """
+    for text in context_warnings(question, workload):
+        path = config_path("models", str(question.model))
+        if workload.prompt_tokens + workload.output_tokens > _STRETCH * (longest_context(workload.model, path) or 0):
+            raise InputError(f"{text}, and stretched positions reach {_STRETCH} times as far: shorten --isl or --osl")
 
 
 def context_warnings(question: Question | None, workload: Workload) -> list[str]:

@@ -37,6 +37,7 @@ def begun_lines(answer: Recommendation) -> Iterator[str]:
     """What is soon found; nothing where that is nothing."""
     if answer.winner is None:
         return
+    yield from _context_lines(answer)
     demand, what = answer.demand, answer.strategy_text
     if answer.winner == "aggregated":
         fleet = answer.options[0].fleet
@@ -46,13 +47,18 @@ def begun_lines(answer: Recommendation) -> Iterator[str]:
     yield f"So far, {where}over few batches: {what}: {each:,.1f} tokens/s per available GPU; still comparing"
 
 
+def _context_lines(answer: Recommendation) -> Iterator[str]:
+    """A warning about requests that are longer than the model takes."""
+    for text in context_warnings(answer.demand.question, answer.demand.asked):
+        yield f"Warning: {text}"
+
+
 def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     """What to run, line by line; the form of deployment that serves most first."""
+    yield from _context_lines(answer)
     yield priced_text(answer.demand.asked)
     if answer.demand.usual:
         yield usual_limits_text(answer.demand.usual)
-    for text in context_warnings(answer.demand.question, answer.demand.asked):
-        yield f"Warning: {text}"
     if answer.winner == "disaggregated" and answer.pair:
         yield from _pair_lines(answer.pair)
     if answer.options:
@@ -179,6 +185,7 @@ def rest_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     """Alternatives, what-ifs and the front; where nothing is feasible, the nearest miss."""
     if not answer.options:
         if not answer.pair:
+            yield from _context_lines(answer)
             yield from _miss_lines(answer)
         return
     yield _options_table(answer)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import raysearch as rs
+from raysearch.base.errors import InputError
 from raysearch.deploy.contexts import longest_context, too_long
 from raysearch.deploy.export.models import draft_repository, repository, stored_format
 from sim.config.catalog import load_model
@@ -49,6 +51,18 @@ def test_every_answer_warns_of_requests_that_the_model_does_not_take() -> None:
     for found in (rs.evaluate(asked, tp=4, batch=1), rs.optimum(asked), rs.recommend(asked, top=1, only="aggregated")):
         assert "requests of 5,200 tokens: llama_2_70b takes 4,096" in found.to_dict()["warnings"][0]
         assert "requests of 5,200 tokens" in str(found)
+
+
+@pytest.mark.usefixtures("best_alone")
+def test_a_recommendation_says_first_that_requests_are_too_long_and_none_is_beyond_four_contexts() -> None:
+    few: dict[str, Any] = {"osl": 384, "batches": "powers_of_two", "engine": "vllm", "phase": "serve"}
+    reach = 4 * 40960 - 384
+    for gpus in (1, 2):
+        found = rs.recommend(rs.question(model="qwen3_32b", isl=reach, gpus=gpus, **few), top=1, only="aggregated")
+        assert found.feasible == (gpus > 1)
+        assert str(found).startswith("Warning: requests of 163,840 tokens: qwen3_32b takes 40,960")
+    with pytest.raises(InputError, match=r"requests of 163,841 tokens: .* takes 40,960 .*shorten"):
+        rs.recommend(rs.question(model="qwen3_32b", isl=reach + 1, **few))
 
 
 def test_a_request_is_too_long_from_one_token_more_on() -> None:
