@@ -179,7 +179,7 @@ def check_weights(path: str) -> str:
 
 
 class NamedRefused(ValueError):
-    """A strategy that somebody named is none of its engine's.
+    """A strategy that somebody named is none of its engine's, or a pool's one has none like it there.
 
     Attributes:
         refused: Why, each text naming its rule.

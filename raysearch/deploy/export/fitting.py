@@ -15,6 +15,7 @@ from sim.config.catalog import as_configurable, under_engine
 from sim.engines.engine_registry import in_space
 from sim.engines.engine_rules import EngineRules
 from sim.evaluation import Evaluation
+from sim.serving.phases import phase_of
 from sim.simulate import evaluate, mesh_violations
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -51,7 +52,7 @@ def fitted(
         adapt: What the engine supports of all but the strategy.
 
     Raises:
-        NamedRefused: The engine does not run a strategy that somebody named.
+        NamedRefused: The engine does not run a strategy that somebody named, or that of a pool, and nothing like it.
         ValueError: It runs nothing on so many GPUs, or nothing on such GPUs.
     """
     if lacks := list(engine.lacks_machine(deployment.workload.hardware)):
@@ -75,6 +76,8 @@ def fitted(
         raise NamedRefused(refused)
     runs = [evaluate(workload, each) for each in _alike(adapted.deployment, engine)]
     if not runs:
+        if phase_of(workload).pool:
+            raise NamedRefused(refused)
         raise ValueError(f"{refused[0]}; and it runs nothing else on {strategy.gpus} GPUs")
     best = min(runs, key=lambda each: (each.excess, -each.tokens_per_s_per_gpu))
     cost = f"in its place: {degrees_text(best.strategy)}; {_cost(_wished(adapted.deployment), best)}"
