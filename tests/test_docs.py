@@ -87,6 +87,7 @@ def test_the_recommendation_that_a_page_shows_and_its_export_are_what_is_printed
     printed = CliRunner().invoke(app, [*command.split(), "--set", "top=1"], catch_exceptions=False).stdout
     assert words(printed)[: len(words(answer))] == words(answer)
     exported = CliRunner().invoke(app, export.split(), catch_exceptions=False).stdout
+    exported = exported.replace(str(tmp_path.resolve()), "/home/me")
     begun = words(re.sub(r"^\$.*\n", "", start))  # of two pools the README shows the first
     assert words(exported)[: len(begun)] == begun
     assert page == "README.md" or len(words(exported)) == len(begun)
