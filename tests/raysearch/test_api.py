@@ -560,6 +560,6 @@ def test_embedding_lm_head_and_sampling_have_an_option_in_every_command_of_a_str
     assert picture["tokens_per_s_per_gpu"] == expected.tokens_per_s_per_gpu
     exported = {to: answer_of("export", *words, *degrees, "--to", to) for to in ("jax", "vllm")}
     assert any("vocabulary 3,1,2" in text for text in exported["jax"]["dropped"])
-    assert any("embedding, LM head and sampling" in text for text in exported["vllm"]["dropped"])
+    assert any("embedding, LM head and sampling" in text for text in exported["vllm"]["violations"])
     refused = RUNNER.invoke(app, ["evaluate", *WORDS, "--layout", "tp2, batch 8, vocabulary 3,1,2", *degrees[4:]])
     assert "already sets --set vocabulary" in str(refused.exception)
