@@ -97,7 +97,7 @@ def _published_as(repository: str) -> str:
     """A hint at the shipped model whose file names a repository; "" where none does."""
     files = {name: configs_root() / "models" / f"{name}.toml" for name in list_names("models")}
     quoted = f'= "{repository.lower()}"'
-    found = [name for name, path in files.items() if quoted in path.read_text(encoding="utf-8").lower()]
+    found = [name for name, path in files.items() if quoted in read_bytes(path, LARGEST_FILE_BYTES).decode().lower()]
     return f"its name here is {found[0]!r}" if found and "/" in repository else ""
 
 

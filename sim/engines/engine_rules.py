@@ -16,6 +16,7 @@ from sim.layers.model import Model
 from sim.prices.dtypes import FORMATS, Dtype
 from sim.prices.engine import EngineVersion, MemoryPolicy, SchedulerPolicy
 from sim.prices.hardware import NCCL_ALGORITHMS, AllReduce, EngineName, Hardware
+from sim.serving.phases import PoolRole, phase_of
 from sim.strategy import ENGINES_VOCABULARY, Strategy
 from sim.workload import ExpertExchange, Precisions, Workload
 
@@ -185,6 +186,14 @@ def dense_copies(workload: Workload, strategy: Strategy) -> Iterator[str]:
     """Data-parallel ranks of a dense model share nothing: they are replicas."""
     if not workload.model.is_moe and strategy.attention_dp > 1:
         yield f"dp={strategy.attention_dp} ranks of a dense model share nothing: run replicas, each with dp=1"
+
+
+def served_pool(workload: Workload) -> PoolRole | None:
+    """Which pool of a disaggregated deployment an engine serves; None for a whole one, and where none is named.
+
+    Without an engine, a phase is that of a bare machine, whose engine's space is asked for its shardings alone.
+    """
+    return phase_of(workload).pool if workload.engine else None
 
 
 def whole_heads(workload: Workload, strategy: Strategy) -> Iterator[str]:

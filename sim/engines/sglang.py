@@ -17,6 +17,7 @@ from sim.engines.engine_rules import (
     Refuses,
     by_memory,
     dense_copies,
+    served_pool,
     shared_context,
     whole_blocks,
     whole_experts,
@@ -62,7 +63,7 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
 
 def _sent_context(workload: Workload, strategy: Strategy) -> Iterator[str]:
     """[published] Pools share contexts of latent attention alone (conn.py: "Unsupported PD DCP topology")."""
-    if strategy.cp == 1 or phase_of(workload).pool is None:
+    if strategy.cp == 1 or served_pool(workload) is None:
         return
     mixers = [group.attention for group in workload.model.groups]
     if any(getattr(each, "indexer", None) for each in mixers):

@@ -17,6 +17,7 @@ from sim.engines.engine_rules import (
     Plan,
     by_memory,
     dense_copies,
+    served_pool,
     shared_context,
     whole_blocks,
     whole_heads,
@@ -69,7 +70,7 @@ def _refuses(workload: Workload, strategy: Strategy) -> Iterator[str]:
 def _sent_context(workload: Workload, strategy: Strategy) -> Iterator[str]:
     """Between pools go caches that all GPUs of a rank have a part of, or none, and of latent attention (VllmConfig)."""
     cp, latent = strategy.cp, all(isinstance(group.attention, LatentAttention) for group in workload.model.groups)
-    if phase_of(workload).pool and cp > 1 and not (latent and strategy.tp == 1):
+    if served_pool(workload) and cp > 1 and not (latent and strategy.tp == 1):
         yield (
             f"decode context parallel size {cp}: pools (NixlConnector) share contexts of latent attention alone, and "
             f"over the whole tensor-parallel size, {strategy.tp * cp}"
@@ -81,7 +82,7 @@ def _sent_stages(workload: Workload, strategy: Strategy) -> Iterator[str]:
 
     With caches of several kinds NixlPushConnector has further conditions, and of linear mixers it sends none.
     """
-    pool, pp = phase_of(workload).pool, strategy.pp
+    pool, pp = served_pool(workload), strategy.pp
     if pp == 1 or pool is None:
         return
     if pool == "decode":

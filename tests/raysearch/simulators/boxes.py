@@ -155,7 +155,7 @@ def kept(workload: Workload, strategy: Strategy) -> Measurement:
 
 
 def blocked_process(log: Path) -> Path:
-    """A link to nowhere: the id of the process that `held` keeps."""
+    """A link to nowhere: the id of the process that `kept` keeps."""
     return log.parent / "held"
 
 

@@ -69,7 +69,7 @@ def test_a_study_of_a_black_box_makes_the_calls_that_its_runs_make_alone(tmp_pat
 @pytest.mark.parametrize(("victim", "seed"), [("worker", 0), ("run", 5)])
 def test_a_process_killed_in_mid_call_changes_nothing(tmp_path: Path, log: Path, victim: str, seed: int) -> None:
     # Seeds that come to the batch, and each its own: answers are kept, and what was asked about is not asked again.
-    planned = study("held", workers=2, searchers=["random"], seeds=[seed], timeout_s=LONGEST_S)
+    planned = study("kept", workers=2, searchers=["random"], seeds=[seed], timeout_s=LONGEST_S)
     blocked_process(log).unlink(missing_ok=True)
     over = threading.Event()
     killer = threading.Thread(target=kill, args=(victim, log, over), daemon=True)
