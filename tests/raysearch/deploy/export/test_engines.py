@@ -52,7 +52,8 @@ def options_of(command: str) -> dict[str, str]:
 
 def some_strategies(target: str, workload: Workload, count: int) -> list[Strategy]:
     """Strategies that the engine runs, drawn over its meshes, stages and plans."""
-    space = engine_space(workload, engine_rules(ENGINES[target]))
+    rules = engine_rules(ENGINES[target])
+    space = engine_space(on_engine(workload, rules), rules)
     rng = np.random.default_rng(0)
     every = [(part, mesh) for part in space.parts() for mesh in part.layouts()]
     found: list[Strategy] = []
