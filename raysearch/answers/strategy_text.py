@@ -38,8 +38,7 @@ def strategy_of(
     """
     of_vocabulary, named_dims = _numbers("--set vocabulary", vocabulary) if vocabulary else (), ()
     if layout is not None:
-        stated = {"tp": tp, "ep": ep, "dp": dp, "cp": None if cp == 1 else cp, "pp": None if pp == 1 else pp}
-        stated |= {"batch": batch, "dims": None if dims == "megatron" else dims, "set vocabulary": vocabulary}
+        stated = _stated(tp, ep, pp, batch, dims, cp, dp, vocabulary)
         tp, ep, dp, cp, named_pp, named_batch, named_vocabulary, named_dims = _degrees_of(layout, stated)
         pp, batch, of_vocabulary = named_pp or pp, named_batch or batch, named_vocabulary or of_vocabulary
     if tp is None:
@@ -68,19 +67,33 @@ def check_no_strategy(
     Raises:
         InputError: One is.
     """
-    stated = {"tp": tp, "ep": ep, "dp": dp, "cp": None if cp == 1 else cp, "pp": None if pp == 1 else pp}
-    stated |= {"batch": batch, "dims": None if dims == "megatron" else dims, "layout": layout}
-    stated |= {"set vocabulary": vocabulary}
-    if beside := [f"--{name}" for name, value in stated.items() if value is not None]:
-        raise InputError(f"{path} has the strategy: leave out {', '.join(beside)}, or the path")
+    stated = [*_stated(tp, ep, pp, batch, dims, cp, dp, vocabulary), *(["layout"] if layout is not None else [])]
+    if stated:
+        options = ", ".join(f"--{name}" for name in stated)
+        raise InputError(f"{path} has the strategy: leave out {options}, or the path")
 
 
-def _degrees_of(layout: str, given: Mapping[str, int | str | None]) -> LayoutDegrees:
+def _stated(
+    tp: int | None,
+    ep: int | None,
+    pp: int,
+    batch: int | None,
+    dims: str,
+    cp: int,
+    dp: int | None,
+    vocabulary: str | None,
+) -> list[str]:
+    """Names of the options that say something of a strategy, others than their defaults."""
+    given = {"tp": tp, "ep": ep, "dp": dp, "cp": None if cp == 1 else cp, "pp": None if pp == 1 else pp}
+    given |= {"batch": batch, "dims": None if dims == "megatron" else dims, "set vocabulary": vocabulary}
+    return [name for name, value in given.items() if value is not None]
+
+
+def _degrees_of(layout: str, stated: list[str]) -> LayoutDegrees:
     try:
         found = degrees_of_layout(layout)
     except ValueError as error:
         raise InputError(f"--layout: {error}") from None
-    stated = [name for name, degree in given.items() if degree is not None]
     beside = [f"--{name}" for name in stated if getattr(found, name.removeprefix("set ")) not in (None, ())]
     if beside:
         raise InputError(f"--layout={layout} already sets {' and '.join(beside)}: give one or the other")
@@ -123,5 +136,5 @@ def second_strategy_of(workload: Workload, text: str, degrees: Mapping[str, int 
     if len(dims) != 1:
         raise InputError(f"--set against takes dims, and degrees if they differ, such as 'megatron tp=8'; got {text!r}")
     kept = {**dict.fromkeys(("tp", "ep", "dp")), "cp": 1, "layout": named[-1]} if named else {}
-    kept |= {"pp": 1} if named and _degrees_of(named[-1], {}).pp else {}
+    kept |= {"pp": 1} if named and _degrees_of(named[-1], []).pp else {}
     return dims[0], strategy_of(workload, dims=dims[0], **{**degrees, **kept, **changed})  # type: ignore[arg-type]

@@ -54,6 +54,15 @@ REPLAYS_HELP = (
     "`recommend`, which is to answer in seconds, than in `optimum`."
 )
 REQUESTS_HELP = "Requests in one simulated run; half as many in `place`, which simulates many placements."
+CV_HELP = "Coefficient of variation of the gaps between arrivals; 1 is Poisson."
+CvOption = Annotated[float, Setting(CV_HELP, least=0.05, most=20.0)]
+PercentileOption = Annotated[
+    float, Setting("Percentile of the latencies that must be within the limits.", least=0.0, most=100.0)
+]
+RequestsOption = Annotated[int, Setting(REQUESTS_HELP, least=10, most=10_000_000)]
+TraceOption = Annotated[
+    str | None, Setting("A recorded trace: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
+]
 SEEDS_HELP = "Independent simulated runs per figure; twice as many in `place`, whose runs are half as long."
 RequestsPerSOption = Annotated[
     float | None, typer.Option(help="Load: requests per second, over all replicas.", show_default="none")

@@ -8,6 +8,7 @@ import typer
 
 from raysearch.answers.placed import PlacementResult
 from raysearch.cli.commands.options import (
+    CV_HELP,
     REQUESTS_HELP,
     SEEDS_HELP,
     AnswerOutOption,
@@ -26,9 +27,7 @@ def place(
     rate: Annotated[float, Setting("Factor on the request rates of the file.", least=0.001, most=1000.0)] = 1.0,
     cv: Annotated[
         float | None,
-        Setting(
-            "Coefficient of variation of the gaps between arrivals; 1 is Poisson.", "the file's", least=0.05, most=20.0
-        ),
+        Setting(CV_HELP, "the file's", least=0.05, most=20.0),
     ] = None,
     requests: Annotated[int, Setting(REQUESTS_HELP, least=100, most=1_000_000)] = 1000,
     seeds: Annotated[int, Setting(SEEDS_HELP, least=1, most=10_000)] = 10,

@@ -9,10 +9,13 @@ from typing import Annotated
 from raysearch.answers.compared_pools import SWEEPABLE, PoolsResult
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import (
-    REQUESTS_HELP,
     AnswerOutOption,
+    CvOption,
     JsonOption,
+    PercentileOption,
+    RequestsOption,
     RequestsPerSOption,
+    TraceOption,
     exit_unless_feasible,
     show_result,
 )
@@ -50,16 +53,10 @@ def show_pools(
     ] = False,
     host_gb: Annotated[float, Setting("Host memory for KV caches per GPU, where a pool re-shards.", least=0.0)] = 200.0,
     host_gb_per_s: Annotated[float, Setting("A GPU's link to host memory, GB/s per direction.", least=1e-3)] = 50.0,
-    cv: Annotated[
-        float, Setting("Coefficient of variation of the gaps between arrivals; 1 is Poisson.", least=0.05, most=20.0)
-    ] = 1.0,
-    percentile: Annotated[
-        float, Setting("Percentile of the latencies that must be within the limits.", least=0.0, most=100.0)
-    ] = 99.0,
-    requests: Annotated[int, Setting(REQUESTS_HELP, least=10, most=10_000_000)] = 2000,
-    trace: Annotated[
-        str | None, Setting("A recorded trace: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
-    ] = None,
+    cv: CvOption = 1.0,
+    percentile: PercentileOption = 99.0,
+    requests: RequestsOption = 2000,
+    trace: TraceOption = None,
     out: AnswerOutOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from raysearch.cli.commands.options import (
     REPLAYS_HELP,
-    REQUESTS_HELP,
     AnswerOutOption,
     ConcurrencyOption,
+    CvOption,
     JsonOption,
+    PercentileOption,
+    RequestsOption,
     RequestsPerSOption,
+    TraceOption,
     exit_unless_feasible,
     print_json,
 )
@@ -41,16 +44,10 @@ def recommend(
         Setting("'aisimulate': also show what NVIDIA's AISimulate recommends (takes a minute or two)."),
     ] = None,
     top: Annotated[int, Setting("How many strategies to show.", least=1)] = 5,
-    cv: Annotated[
-        float, Setting("Coefficient of variation of the gaps between arrivals; 1 is Poisson.", least=0.05, most=20.0)
-    ] = 1.0,
-    percentile: Annotated[
-        float, Setting("Percentile of the latencies that must be within the limits.", least=0.0, most=100.0)
-    ] = 99.0,
-    requests: Annotated[int, Setting(REQUESTS_HELP, least=10, most=10_000_000)] = 2000,
-    trace: Annotated[
-        str | None, Setting("A recorded trace: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
-    ] = None,
+    cv: CvOption = 1.0,
+    percentile: PercentileOption = 99.0,
+    requests: RequestsOption = 2000,
+    trace: TraceOption = None,
     only: Annotated[
         FormName | None,
         Setting(

@@ -11,13 +11,16 @@ from raysearch.answers.replayed import MOST_REPLICAS, ReplayResult, TrafficOptio
 from raysearch.answers.strategy_text import check_no_strategy, strategy_of
 from raysearch.base.errors import InputError
 from raysearch.cli.commands.options import (
-    REQUESTS_HELP,
     SEEDS_HELP,
     AlternativeOption,
     AnswerOutOption,
     ConcurrencyOption,
+    CvOption,
     JsonOption,
+    PercentileOption,
+    RequestsOption,
     RequestsPerSOption,
+    TraceOption,
     exit_unless_feasible,
     show_result,
 )
@@ -63,12 +66,8 @@ def replay_traffic(
     replicas: Annotated[
         int | None, Setting("Number of independent replicas.", "the folder's, else 1", least=1, most=MOST_REPLICAS)
     ] = None,
-    trace: Annotated[
-        str | None, Setting("A recorded trace: Mooncake or Bailian (JSON lines), Azure or BurstGPT (CSV).", "none")
-    ] = None,
-    cv: Annotated[
-        float, Setting("Coefficient of variation of the gaps between arrivals; 1 is Poisson.", least=0.05, most=20.0)
-    ] = 1.0,
+    trace: TraceOption = None,
+    cv: CvOption = 1.0,
     spread: Annotated[
         float,
         Setting("Lengths are uniform between this share of --isl and --osl and the whole.", least=0.01, most=1.0),
@@ -77,10 +76,8 @@ def replay_traffic(
     router: Annotated[
         str, Setting("How requests are sent to replicas: least_loaded, round_robin or prefix.")
     ] = "least_loaded",
-    percentile: Annotated[
-        float, Setting("Percentile of the latencies that must be within the limits.", least=0.0, most=100.0)
-    ] = 99.0,
-    requests: Annotated[int, Setting(REQUESTS_HELP, least=10, most=10_000_000)] = 2000,
+    percentile: PercentileOption = 99.0,
+    requests: RequestsOption = 2000,
     seeds: Annotated[int, Setting(SEEDS_HELP, least=1, most=1000)] = 5,
     out: AnswerOutOption = None,
     as_json: JsonOption = False,
