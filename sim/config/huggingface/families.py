@@ -29,7 +29,9 @@ from sim.config.huggingface.parts import (
 )
 
 
-def _dense_family(keys: Keys, *, switched_on: bool = True, full_first: int = 0) -> list[ImportedLayer]:
+def _dense_family(
+    keys: Keys, *, switched_on: bool = True, full_first: int = 0, gated: bool = True
+) -> list[ImportedLayer]:
     """Mistral names a window for all layers."""
     layers = keys.need("layers")
     attention = grouped_by_kind(keys, layers)
@@ -38,7 +40,12 @@ def _dense_family(keys: Keys, *, switched_on: bool = True, full_first: int = 0) 
         full, first = heads_of(keys), keys.whole("max_window_layers", default=full_first)
         window = ("window", windowed(keys, full))
         attention = [("full", full) if layer < first else window for layer in range(layers)]
-    return paired_layers(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
+    return paired_layers(attention, [dense_network(keys.known("ffn_hidden"), gated=gated)] * layers)
+
+
+def _ungated(keys: Keys) -> list[ImportedLayer]:
+    """Networks of two matrices, whose activation multiplies nothing."""
+    return _dense_family(keys, gated=False)
 
 
 def _qwen_dense(keys: Keys) -> list[ImportedLayer]:
@@ -61,6 +68,8 @@ def _mixtral(keys: Keys) -> list[ImportedLayer]:
     layers = keys.need("layers")
     experts = expert_network(keys, keys.known("ffn_hidden"), keys.known("shared_hidden"))
     full = heads_of(keys)
+    if keys.texts("layer_types"):
+        return paired_layers(grouped_by_kind(keys, layers), [experts] * layers)
     attention = [("window", windowed(keys, full))] if keys.whole("sliding_window") else [("full", full)]
     return paired_layers(attention * layers, [experts] * layers)
 
@@ -107,6 +116,20 @@ def _qwen3_next(keys: Keys) -> list[ImportedLayer]:
     return paired_layers(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
 
 
+def _olmo_hybrid(keys: Keys) -> list[ImportedLayer]:
+    """Three of four layers keep a state (Gated DeltaNet), the fourth has attention."""
+    layers, known = keys.need("layers"), ("linear_attention", "full_attention")
+    tables = {
+        "full_attention": ("full", heads_of(keys)),
+        "linear_attention": ("linear", {"linear_mixer": _gated_delta(keys)}),
+    }
+    usual = [known[(layer + 1) % 4 == 0] for layer in range(layers)]
+    kinds = layer_kinds(keys, layers, usual, known, "layer_types")
+    keys.seen(*(f"linear_{name}" for name in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor")))
+    keys.seen("linear_allow_neg_eigval")
+    return paired_layers([tables[kind] for kind in kinds], [dense_network(keys.known("ffn_hidden"))] * layers)
+
+
 def _gated_delta(keys: Keys) -> ConfigTable:
     return {
         "kind": "gated_delta",
@@ -118,10 +141,10 @@ def _gated_delta(keys: Keys) -> ConfigTable:
     }
 
 
-def _deepseek(keys: Keys) -> list[ImportedLayer]:
+def _deepseek(keys: Keys, *, gated: bool = False) -> list[ImportedLayer]:
     """Latent attention; `intermediate_size` is that of the first layers, which have no experts."""
     layers, width = keys.need("layers"), keys.known("expert_hidden")
-    latent = latent_of(keys)
+    latent = latent_of(keys, gated=gated)
     keys.seen("layer_types")  # sparse throughout, where there is an indexer
     if topk := keys.whole("index_topk"):
         latent["indexer"] = {
@@ -141,12 +164,47 @@ def _deepseek(keys: Keys) -> list[ImportedLayer]:
     return paired_layers(attention, [experts if has and experts else dense for has in dense_first(keys, layers)])
 
 
+def _hy_v4(keys: Keys) -> list[ImportedLayer]:
+    """DeepSeek's layers with a gate of the attention's output."""
+    keys.seen("hc_magnitude", "learnable_sink_init")
+    return _deepseek(keys, gated=True)
+
+
 def _glm4_moe(keys: Keys) -> list[ImportedLayer]:
     layers, width = keys.need("layers"), keys.known("expert_hidden")
+    where, experts = dense_first(keys, layers), expert_network(keys, width, counted_shared(keys, width))
+    dense = experts if all(where) else dense_network(keys.known("ffn_hidden"))  # no width, where no layer is dense
+    return paired_layers([("full", heads_of(keys))] * layers, [experts if has else dense for has in where])
+
+
+def _afmoe(keys: Keys) -> list[ImportedLayer]:
+    """Gated attention, full in every so many-th layer; the first layers are dense."""
+    layers, width = keys.need("layers"), keys.known("expert_hidden")
+    attention = _every_nth_full(keys, layers, keys.count("global_attn_every_n_layers", default=4))
+    gated = [(label, {**table, "output_gate": True}) for label, table in attention]
     experts, dense = expert_network(keys, width, counted_shared(keys, width)), dense_network(keys.known("ffn_hidden"))
-    return paired_layers(
-        [("full", heads_of(keys))] * layers, [experts if has else dense for has in dense_first(keys, layers)]
-    )
+    first = keys.whole("num_dense_layers", default=1)
+    keys.seen("route_scale", "mup_enabled")
+    return paired_layers(gated, [dense] * first + [experts] * (layers - first))
+
+
+def _cohere2_moe(keys: Keys) -> list[ImportedLayer]:
+    """`intermediate_size` is an expert's; dense layers at the front may have a width of their own."""
+    layers, width = keys.need("layers"), keys.known("ffn_hidden")
+    attention = _every_nth_full(keys, layers, keys.count("sliding_window_pattern", default=4))
+    experts = expert_network(keys, width, counted_shared(keys, width))
+    dense = dense_network(keys.whole("prefix_dense_intermediate_size", default=width))
+    keys.seen("shared_expert_combination_strategy", "expert_selection_fn", "prefix_dense_sliding_window_pattern")
+    return paired_layers(attention, [experts if has else dense for has in dense_first(keys, layers)])
+
+
+def _mellum(keys: Keys) -> list[ImportedLayer]:
+    layers = keys.need("layers")
+    experts = expert_network(keys, keys.known("expert_hidden"))
+    where = dense_first(keys, layers)
+    dense = experts if all(where) else dense_network(keys.known("ffn_hidden"))
+    keys.seen("intermediate_size", "sliding_window")  # of layers that it may not have
+    return paired_layers(grouped_by_kind(keys, layers), [experts if has else dense for has in where])
 
 
 def _llama4(keys: Keys) -> list[ImportedLayer]:
@@ -168,12 +226,18 @@ def _llama4(keys: Keys) -> list[ImportedLayer]:
 def _minimax_m3(keys: Keys) -> list[ImportedLayer]:
     layers, width, sparse = keys.need("layers"), keys.known("expert_hidden"), keys.inside("sparse_attention_config")
     full = heads_of(keys)
-    where = per_layer(sparse.wholes("sparse_attention_freq", default=[0] * layers), layers, "sparse_attention_freq")
+    if kinds := keys.texts("layer_types"):  # as transformers 5 writes it
+        sparse, where = keys, [kind != "full_attention" for kind in per_layer(kinds, layers, "layer_types")]
+        names = ("index_topk_blocks", "index_block_size", "index_n_heads", "index_head_dim")
+    else:
+        stated = sparse.wholes("sparse_attention_freq", default=[0] * layers)
+        where = [bool(each) for each in per_layer(stated, layers, "sparse_attention_freq")]
+        names = ("sparse_topk_blocks", "sparse_block_size", "sparse_num_index_heads", "sparse_index_dim")
     attention = [("full", full)] * layers
+    keys.seen("index_local_blocks", *names)
     if any(where):
-        tokens = sparse.count("sparse_topk_blocks") * sparse.count("sparse_block_size")
-        heads, head_dim = sparse.count("sparse_num_index_heads"), sparse.count("sparse_index_dim")
-        blocks = {"heads": heads, "head_dim": head_dim, "topk": tokens, "block": sparse.count("sparse_block_size")}
+        topk, block, heads, head_dim = (sparse.count(name) for name in names)
+        blocks = {"heads": heads, "head_dim": head_dim, "topk": topk * block, "block": block}
         chosen = ("sparse", {**full, "indexer": blocks})
         attention = [chosen if each else ("full", full) for each in where]
     experts = expert_network(keys, width or keys.known("ffn_hidden"), keys.known("shared_hidden"))
@@ -200,7 +264,13 @@ def _grok(keys: Keys) -> list[ImportedLayer]:
 def _mimo_v2(keys: Keys) -> list[ImportedLayer]:
     layers, width = keys.need("layers"), keys.known("expert_hidden")
     pattern = per_layer(keys.wholes("hybrid_layer_pattern", default=[0] * layers), layers, "hybrid_layer_pattern")
-    window, full = ("window", windowed(keys, heads_of(keys, "swa_"))), ("full", heads_of(keys))
+    own = heads_of(keys)
+    if kinds := keys.texts("layer_types"):  # as transformers 5 writes it, with twice the KV heads under a window
+        pattern = [kind == "sliding_attention" for kind in per_layer(kinds, layers, "layer_types")]
+        narrow_heads = {**own, "kv_heads": 2 * own["kv_heads"]}
+    else:
+        narrow_heads = heads_of(keys, "swa_")
+    window, full = ("window", windowed(keys, narrow_heads)), ("full", own)
     attention = [window if narrow else full for narrow in pattern]
     experts, dense = expert_network(keys, width), dense_network(keys.known("ffn_hidden"))
     return paired_layers(attention, [experts if has else dense for has in dense_first(keys, layers)])
@@ -245,14 +315,6 @@ def _exaone4(keys: Keys) -> list[ImportedLayer]:
     return paired_layers(attention, [experts if has else dense for has in dense_first(keys, layers)])
 
 
-def _nemotron(keys: Keys) -> list[ImportedLayer]:
-    """Dense layers whose activation multiplies one projection."""
-    layers = keys.need("layers")
-    return paired_layers(
-        [("full", heads_of(keys))] * layers, [dense_network(keys.known("ffn_hidden"), gated=False)] * layers
-    )
-
-
 def _nemotron_nas(keys: Keys) -> list[ImportedLayer]:
     """Blocks of their own widths, some without attention. Source: DeciLM's configuration and modelling code."""
     layers, hidden, heads = keys.need("layers"), keys.need("hidden"), keys.need("heads")
@@ -284,9 +346,11 @@ def _gemma4(keys: Keys) -> list[ImportedLayer]:
     layers, own = keys.need("layers"), heads_of(keys)
     if keys.whole("hidden_size_per_layer_input") or keys.whole("num_kv_shared_layers"):
         raise CannotImport("layers that share their keys, or embeddings of layers' own, which no model file can say")
+    kinds = layer_kinds(keys, layers, (), ("full_attention", "sliding_attention"), "layer_types")
     full = {**own, "head_dim": keys.count("global_head_dim", default=own["head_dim"])}
     full["kv_heads"] = keys.count("num_global_key_value_heads", default=own["kv_heads"])
-    kinds = layer_kinds(keys, layers, (), ("full_attention", "sliding_attention"), "layer_types")
+    for table in keys.inside("per_layer_config").tables():  # transformers 5: the same of every global layer
+        full = heads_of(Keys({**keys.stated(), **table.stated()}))
     tables = {"full_attention": ("full", full), "sliding_attention": ("window", windowed(keys, own))}
     dense = dense_network(keys.known("ffn_hidden"))
     if keys.flag("enable_moe_block", default=False):
@@ -378,7 +442,8 @@ def _longcat(keys: Keys) -> list[ImportedLayer]:
 
 _LIKE_LLAMA = (
     "cohere", "ernie4_5", "exaone", "gemma", "glm", "glm4", "granite", "hunyuan_v1_dense", "ministral", "ministral3",
-    "olmo", "olmo2", "olmo3", "phi3", "seed_oss", "smollm3", "stablelm", "internlm2", "internlm3", "apertus",
+    "olmo", "olmo2", "olmo3", "phi3", "seed_oss", "smollm3", "stablelm", "internlm2", "internlm3", "cwm",
+    "granite_swa", "helium", "hyperclovax", "iquestcoder", "bitnet",
 )  # fmt: skip
 """Dense layers of grouped attention, with windows where `layer_types` or `sliding_window` say so."""
 
@@ -412,32 +477,42 @@ IMPORTED_FAMILIES: Mapping[str, Callable[[Keys], list[ImportedLayer]]] = {
     "llama4": _llama4,
     "minimax_m3": _minimax_m3,
     "minimax_m3_vl": _minimax_m3,
+    "minimax_m3_vl_text": _minimax_m3,
     "dbrx": _dbrx,
     "grok": _grok,
     "mimo_v2_flash": _mimo_v2,
     **dict.fromkeys(_LIKE_LLAMA, _dense_family),
     "gemma2": _gemma2,
+    "vaultgemma": _gemma2,
     "cohere2": _cohere2,
     "exaone4": _exaone4,
     "exaone_moe": _exaone4,
-    "nemotron": _nemotron,
+    **dict.fromkeys(("nemotron", "apertus", "apertus1p5_text", "arcee", "jais2", "phi", "starcoder2"), _ungated),
     "nemotron-nas": _nemotron_nas,
     "gemma4_text": _gemma4,
     "gemma4": _gemma4,
+    "gemma4_unified_text": _gemma4,
     "step3p5": _step,
     "step3p7": _step,
     "phimoe": _mixtral,
     "olmoe": _mixtral,
     "granitemoe": _mixtral,
-    "granitemoeshared": _mixtral,
+    **dict.fromkeys(("granitemoeshared", "granitemoe_swa", "flex_olmo"), _mixtral),
     "hunyuan_v1_moe": _hunyuan,
     "hy_v3": _glm4_moe,
+    "hy_v4": _hy_v4,
     "dots1": _glm4_moe,
     "bailing_moe": _glm4_moe,
     "bailing_moe_v2": _glm4_moe,
+    "sarvam_moe": _glm4_moe,
+    "solar_open": _glm4_moe,
+    "afmoe": _afmoe,
+    "cohere2_moe": _cohere2_moe,
+    "mellum": _mellum,
+    "olmo_hybrid": _olmo_hybrid,
     "ernie4_5_moe": _ernie,
     "ernie4_5_vl_moe_text": _ernie,
-    "glm4_moe_lite": _deepseek,
+    **dict.fromkeys(("glm4_moe_lite", "axk1", "sarvam_mla", "youtu", "minicpm3"), _deepseek),
     "longcat_flash": _longcat,
     "laguna": _laguna,
     **HYBRID_FAMILIES,
@@ -464,9 +539,11 @@ APPROXIMATED: Mapping[str, str] = {
     "step3p7": "a gate per head is left out",
     "laguna": "a gate per head is left out",
     "longcat_flash": "of the experts that a token picks, those that do nothing are left out by their share",
+    "falcon_h1": "attention and state of a layer run one after the other, with an all-reduce each",
     "jamba": "Mamba's first form is priced as its second, with a decay per 64 channels",
     "deepseek_v4": "layers routed by a table are priced like the others; drafts have the last layer's attention",
     "deepseek_ref": "layers routed by a table are priced like the others; drafts have the last layer's attention",
+    "hy_v4": "its streams are mixed as DeepSeek V4's, whose mixing matrix it leaves out",
     "kimi_linear": "latent attention without rotary positions is priced as with them",
     "minimax_m3": "index heads are whole on every GPU; engines cut them over as many as there are",
     "ernie4_5_vl_moe_text": "experts that see are left out",
@@ -477,6 +554,17 @@ REFUSED: Mapping[str, str] = {
     "minimax": "layers of lightning attention",
     "minimax_text_01": "layers of lightning attention",
     "longcat_flash_ngram": "tables of n-grams beside the embedding",
+    "qwen4_exp_text": "tables of n-grams beside the embedding",
+    "gemma3n_text": "embeddings of layers' own and keys that layers share",
+    "mamba": "no networks beside its states",
+    "mamba2": "no networks beside its states",
+    "falcon_mamba": "no networks beside its states",
+    "zamba2": "attention that layers share",
+    "lfm2": "layers of short convolutions",
+    "lfm2_moe": "layers of short convolutions",
+    "recurrent_gemma": "layers of gated linear recurrent units",
+    "rwkv": "layers of RWKV's own attention",
+    "axk2": "norms with gates of their own",
     "deepseek_v41": "keys that layers share (kv_source_layers) and tables of n-grams (engram_layer_ids)",
 }
 """Families that are known and that no model file can express, with the reason."""

@@ -48,7 +48,12 @@ def _deepseek_v4(keys: Keys) -> list[ImportedLayer]:
         table = {**heads, "compressed_attention": {**own, "ratio": ratio}, **(indexer if ratio == 4 else {})}
         attention.append(("window" if not ratio else f"compressed_{ratio}", table))
     keys.seen(
-        "expert_dtype", "num_hash_layers", "mlp_layer_types", "hc_sinkhorn_iters", "hc_eps", "compress_rope_theta"
+        "expert_dtype",
+        "num_hash_layers",
+        "mlp_layer_types",
+        "hc_sinkhorn_iters",
+        "compress_rope_theta",
+        "compress_rates",
     )
     return paired_layers(attention, [expert_network(keys, width, counted_shared(keys, width))] * layers)
 
@@ -59,17 +64,26 @@ _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_co
 
 def _kimi_linear(keys: Keys) -> list[ImportedLayer]:
     layers, width, linear = keys.need("layers"), keys.known("expert_hidden"), keys.inside("linear_attn_config")
-    heads, head_dim = linear.count("num_heads"), linear.count("head_dim")
-    mixer = {"kind": "kimi_delta", "heads": heads, "key_heads": heads, "key_dim": head_dim, "value_dim": head_dim}
-    mixer["conv_kernel"] = linear.count("short_conv_kernel_size", default=4)
+    full = set(linear.wholes("full_attn_layers"))  # counted from 1
+    if linear:
+        mixer = _kimi_delta(linear.count("num_heads"), linear.count("head_dim"))
+        mixer["conv_kernel"] = linear.count("short_conv_kernel_size", default=4)
+    else:  # as transformers 5 writes it
+        mixer = _kimi_delta(keys.count("linear_num_heads"), keys.count("linear_head_dim"))
+        mixer["conv_kernel"] = keys.count("linear_conv_kernel_dim", default=4)
+        kinds = layer_kinds(keys, layers, (), ("linear_attention", "full_attention"), "layer_types")
+        full = {layer + 1 for layer, kind in enumerate(kinds) if kind == "full_attention"}
     if linear.flag("use_full_rank_gate", default=False):
         mixer["full_gate"] = True
-    full = set(linear.wholes("full_attn_layers"))  # counted from 1
     latent = ("latent", latent_of(keys, gated=keys.flag("mla_use_output_gate", default=False)))
     attention = [latent if layer + 1 in full else ("linear", {"linear_mixer": mixer}) for layer in range(layers)]
     experts = expert_network(keys, width, counted_shared(keys, width), latent="routed_expert_hidden_size")
     dense = dense_network(keys.known("ffn_hidden"))
     return paired_layers(attention, [experts if has else dense for has in dense_first(keys, layers)])
+
+
+def _kimi_delta(heads: int, head_dim: int) -> ConfigTable:
+    return {"kind": "kimi_delta", "heads": heads, "key_heads": heads, "key_dim": head_dim, "value_dim": head_dim}
 
 
 def _nemotron_h(keys: Keys) -> list[ImportedLayer]:
@@ -78,7 +92,14 @@ def _nemotron_h(keys: Keys) -> list[ImportedLayer]:
     pattern = keys.text("hybrid_override_pattern", longest=MOST_LAYERS)
     layers = keys.known("layers") or min(len(pattern or keys.texts("layers_block_type")), MOST_LAYERS)
     if not pattern:
-        letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+        letters = {
+            "mamba": "M",
+            "attention": "*",
+            "mlp": "-",
+            "moe": "E",
+            "linear_attention": "M",
+            "full_attention": "*",
+        }
         pattern = "".join(letters.get(kind, "?") for kind in keys.texts("layers_block_type"))
     if not pattern or set(pattern) - set("M*-E"):
         raise CannotImport(f"expected a hybrid_override_pattern of M, *, - and E, got {reprlib.repr(pattern)}")
@@ -118,12 +139,13 @@ def _nemotron_experts(keys: Keys) -> tuple[str, ConfigTable]:
 
 def _bailing_hybrid(keys: Keys) -> list[ImportedLayer]:
     """Kimi's linear attention, and latent attention in the last layer of every group."""
-    layers, width, heads = keys.need("layers"), keys.known("expert_hidden"), keys.need("heads")
-    every, head_dim = keys.count("layer_group_size", default=6), keys.count("head_dim", default=128)
+    layers, width, every = keys.need("layers"), keys.known("expert_hidden"), keys.count("layer_group_size", default=6)
+    heads = keys.count("linear_num_heads", default=keys.need("heads"))
+    head_dim = keys.count("linear_head_dim", "head_dim", default=128)
     usual = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
     kinds = layer_kinds(keys, layers, usual, ("linear_attention", "full_attention"), "layer_types")
-    mixer = {"kind": "kimi_delta", "heads": heads, "key_heads": heads, "key_dim": head_dim, "value_dim": head_dim}
-    mixer["conv_kernel"] = keys.count("short_conv_kernel_size", default=4)
+    mixer = {**_kimi_delta(heads, head_dim), "full_gate": True}
+    mixer["conv_kernel"] = keys.count("linear_conv_kernel_dim", "short_conv_kernel_size", default=4)
     latent, linear = ("latent", latent_of(keys)), ("linear", {"linear_mixer": mixer})
     keys.seen("kda_safe_gate", "kda_lower_bound", "num_mtp_layers")
     experts = expert_network(keys, width, counted_shared(keys, width))
@@ -132,6 +154,44 @@ def _bailing_hybrid(keys: Keys) -> list[ImportedLayer]:
         [latent if kind == "full_attention" else linear for kind in kinds],
         [experts if has else dense for has in has_experts],
     )
+
+
+def _bamba(keys: Keys) -> list[ImportedLayer]:
+    """Mamba-2, or attention in some layers, each with a dense network behind."""
+    layers = keys.need("layers")
+    kinds = keys.texts("layer_types") or keys.texts("layers_block_type")
+    where = set(keys.wholes("attn_layer_indices"))
+    where |= {layer for layer, kind in enumerate(kinds) if kind in ("attention", "full_attention")}
+    full, linear = ("full", heads_of(keys)), ("mamba", {"linear_mixer": _mamba_of(keys)})
+    keys.seen("mamba_expand", "z_loss_coefficient")
+    attention = [full if layer in where else linear for layer in range(layers)]
+    return paired_layers(attention, [dense_network(keys.known("ffn_hidden"))] * layers)
+
+
+def _falcon_h1(keys: Keys) -> list[ImportedLayer]:
+    """A layer has attention and Mamba-2 side by side, described as two layers, of which the second has the network."""
+    layers = keys.count(*ALIASES["layers"], most=MOST_LAYERS // 2)
+    network = dense_network(keys.known("ffn_hidden"))
+    (second,) = paired_layers([("mamba", {"linear_mixer": _mamba_of(keys)})], [network])
+    keys.seen("mamba_expand", "mamba_d_ssm", "mamba_norm_before_gate", "mamba_rms_norm", "mamba_use_mlp")
+    keys.seen(
+        *(f"{name}_multiplier" for name in ("key", "lm_head", "attention_in", "attention_out", "ssm_in", "ssm_out"))
+    )
+    keys.seen("ssm_multipliers", "mlp_multipliers", "projectors_bias")
+    return [_mixer_alone("full", heads_of(keys)), second] * layers
+
+
+def _mamba_of(keys: Keys) -> ConfigTable:
+    """Mamba-2 by Bamba's names."""
+    keys.seen("mamba_chunk_size", "mamba_conv_bias")
+    return {
+        "kind": "mamba2",
+        "heads": keys.count("mamba_n_heads"),
+        "key_heads": keys.count("mamba_n_groups", default=1),
+        "key_dim": keys.count("mamba_d_state"),
+        "value_dim": keys.count("mamba_d_head"),
+        "conv_kernel": keys.count("mamba_d_conv", default=4),
+    }
 
 
 def _granite_hybrid(keys: Keys) -> list[ImportedLayer]:
@@ -198,5 +258,7 @@ HYBRID_FAMILIES: Mapping[str, Callable[[Keys], list[ImportedLayer]]] = {
     "bailing_hybrid": _bailing_hybrid,
     "granitemoehybrid": _granite_hybrid,
     "jamba": _jamba,
+    "bamba": _bamba,
+    "falcon_h1": _falcon_h1,
 }
 """These families by `model_type`."""

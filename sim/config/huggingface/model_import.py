@@ -14,9 +14,12 @@ from sim.config.huggingface.quantisation import Formats, formats_of
 from sim.json_object import JsonFields, JsonObject
 from sim.near_names import did_you_mean
 
-_TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "cohere", "cohere2", "ernie4_5_moe")
+_TIED = (
+    "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified_text", "vaultgemma", "cohere",
+    "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "granite_swa", "minicpm3", "smollm3", "starcoder2", "youtu",
+)  # fmt: skip
 """Families that share embedding and LM head unless they say otherwise."""
-_MIXES_STREAMS = ("deepseek_v4", "deepseek_ref", "kimi_linear")
+_MIXES_STREAMS = ("deepseek_v4", "deepseek_ref", "kimi_linear", "hy_v4")
 """Families with hyper-connections or attention residuals."""
 
 

@@ -431,7 +431,140 @@ NEW_FAMILIES: list[tuple[str, Config, float, float | None]] = [
         | {"block_configs": [nas_block(kv, width) for count, kv, width in NAS_BLOCKS for _ in range(count)]},
         49.9, None),
     ("nemotron_4_340b", grouped("nemotron", 96, 18432, 73728, 96, 256000, 8), 341, None),
+    ("phi_3_mini", grouped("phi3", 32, 3072, 8192, 32, 32064, 32), 3.82, None),
+    ("phi_4_mini", grouped("phi3", 32, 3072, 8192, 24, 200064, 8, tie_word_embeddings=True), 3.84, None),
+    ("olmo_2_13b", grouped("olmo2", 40, 5120, 13824, 40, 100352, 40), 13.7, None),
+    ("granite_4_h_tiny", grouped("granitemoehybrid", 40, 1536, 512, 12, 100352, 4, shared_intermediate_size=1024)
+        | MAMBA_2 | local(64, 6) | {"tie_word_embeddings": True, "mamba_n_heads": 48}
+        | {"layer_types": [*["mamba"] * 9, "attention"] * 4}, 6.94, 1.5),
+    ("jamba_1_5_mini", grouped("jamba", 32, 4096, 14336, 32, 65536, 8, num_experts=16, num_experts_per_tok=2),
+        51.6, 12),
+    ("ling_flash_2", grouped("bailing_moe_v2", 32, 4096, 9216, 32, 157184, 4, head_dim=128, num_experts=256)
+        | {"num_experts_per_tok": 8, "moe_intermediate_size": 1024, "num_shared_experts": 1}
+        | {"first_k_dense_replace": 1}, 103, 6.1),
+    ("glm_4_5_air", grouped("glm4_moe", 46, 4096, 10944, 96, 151552, 8, head_dim=128) | routed(128, 8, 1408, 1, 1),
+        106, None),
+    ("k_exaone_236b", grouped("exaone_moe", 48, 6144, 18432, 64, 153600, 8, head_dim=128, sliding_window=128)
+        | qwen_experts(128, 8, 2048, num_shared_experts=1, first_k_dense_replace=1)
+        | {"sliding_window_pattern": "LLLG"}, 236, 23),
+    ("trinity_mini", grouped("afmoe", 32, 2048, 6144, 32, 200192, 4, head_dim=128, sliding_window=2048)
+        | qwen_experts(128, 8, 1024, num_shared_experts=1, num_dense_layers=2), 26.1, 3),
+    ("trinity_large", grouped("afmoe", 60, 3072, 12288, 48, 200192, 8, head_dim=128, sliding_window=4096)
+        | qwen_experts(256, 4, 3072, num_shared_experts=1, num_dense_layers=6), 398, 13),
+    ("afm_4_5b", grouped("arcee", 36, 2560, 18432, 20, 128004, 4, head_dim=128), 4.62, None),
+    ("apertus_8b", grouped("apertus", 32, 4096, 21504, 32, 131072, 8), 8.05, None),
+    ("apertus_70b", grouped("apertus", 80, 8192, 43008, 64, 131072, 8), 70.6, None),
+    ("hyperclova_x_14b", grouped("hyperclovax", 38, 6144, 14336, 48, 110592, 8, head_dim=128), 14.7, None),
+    ("ministral_3_14b", grouped("ministral3", 40, 5120, 16384, 32, 131072, 8, head_dim=128), 13.5, None),
+    ("mistral_small_3", grouped("mistral", 40, 5120, 32768, 32, 131072, 8, head_dim=128), 23.6, None),
+    ("bamba_9b", grouped("bamba", 32, 4096, 14336, 32, 128256, 8, mamba_n_heads=128, mamba_d_head=64)
+        | {"mamba_d_state": 128, "attn_layer_indices": [9, 18, 27]}, 9.78, None),
+    ("falcon_h1_34b", grouped("falcon_h1", 72, 5120, 21504, 20, 261120, 4, head_dim=128, mamba_d_head=128)
+        | {"mamba_n_heads": 32, "mamba_d_ssm": 4096, "mamba_d_state": 256, "mamba_n_groups": 2}, 33.6, None),
+    ("falcon_3_10b", grouped("llama", 40, 3072, 23040, 12, 131072, 4, head_dim=256), 10.3, None),
+    ("smollm_3", grouped("smollm3", 36, 2048, 11008, 16, 128256, 4), 3.08, None),
+    ("internlm_3_8b", grouped("internlm3", 48, 4096, 10240, 32, 128512, 2, head_dim=128), 8.8, None),
+    ("minicpm_3_4b", grouped("minicpm3", 62, 2560, 6400, 40, 73448, 40)
+        | {**latent(768, 64, 64), "kv_lora_rank": 256, "qk_rope_head_dim": 32}, 4.07, None),
+    ("starcoder_2_15b", grouped("starcoder2", 40, 6144, 24576, 48, 49152, 4, tie_word_embeddings=False), 15.96, None),
+    ("solar_open_100b", grouped("solar_open", 48, 4096, 0, 64, 196608, 8, head_dim=128)
+        | {"intermediate_size": None} | routed(128, 8, 1280, 1), 102.6, 12),
+    ("sarvam_105b", config("sarvam_mla", 32, 4096, 16384, 64, 262144, **latent(None), **routed(128, 8, 2048, 1, 1)),
+        106, None),
+    ("axk_1", config("axk1", 61, 7168, 18432, 64, 163840, **latent(1536), **routed(192, 8, 2048, 1, 1)), 519, 33),
+    ("mellum_2_12b", grouped("mellum", 28, 2304, 7168, 32, 98304, 4, head_dim=128, moe_intermediate_size=896)
+        | local(64, 8), 12.15, 2.5),
+    ("olmo_hybrid_7b", grouped("olmo_hybrid", 32, 3840, 11008, 30, 100352, 30)
+        | {"linear_num_key_heads": 30, "linear_num_value_heads": 30}
+        | {"linear_key_head_dim": 96, "linear_value_head_dim": 192}, 7.43, None),
+    ("cwm_32b", grouped("cwm", 64, 6144, 21504, 48, 128256, 8, head_dim=128, sliding_window=8192)
+        | {"layer_types": SLIDING * 16}, 32.6, None),
+    ("iquest_coder_40b", grouped("iquestcoder", 80, 5120, 27648, 40, 76800, 8, head_dim=128), 39.8, None),
 ]  # fmt: skip
+_KDA = {"linear_head_dim": 128, "linear_num_heads": 32, "linear_conv_kernel_dim": 4}
+_KDA_LAYERS = ["full_attention" if each in (4, 8, 12, 16, 20, 24, 27) else "linear_attention" for each in range(1, 28)]
+_GEMMA_4_31B = grouped("gemma4_text", 12, 5376, 21504, 32, 262144, 16) | GEMMA_4
+_GEMMA_4_31B |= {"layer_types": [*["sliding_attention"] * 5, "full_attention"] * 2, "num_global_key_value_heads": 4}
+_WIDE = {"head_dim": 512, "num_key_value_heads": 4}
+_NEMOTRON = grouped("nemotron_h", 3, 4096, 2688, 32, 131072, 2, head_dim=128, mamba_num_heads=128, mamba_head_dim=64)
+_NEMOTRON |= {"n_groups": 8, "ssm_state_size": 128, "hybrid_override_pattern": "M*-"}
+_M3 = grouped("minimax_m3", 4, 6144, 3072, 64, 200064, 4, head_dim=128, dense_intermediate_size=12288) | local(128, 4)
+_M3 |= {"moe_layer_freq": [0, 1, 1, 1]}
+_M3_SPARSE = {"sparse_attention_freq": [0, 1, 1, 1], "sparse_topk_blocks": 16, "sparse_block_size": 128}
+_M3_SPARSE |= {"sparse_num_index_heads": 4, "sparse_index_dim": 128}
+_M3_INDEX = {"index_topk_blocks": 16, "index_block_size": 128, "index_n_heads": 4, "index_head_dim": 128}
+_MIMO = grouped("mimo_v2_flash", 6, 4096, 16384, 64, 152576, 4, head_dim=192, v_head_dim=128, sliding_window=128)
+_MIMO |= routed(256, 8, 2048) | {"moe_layer_freq": [0, 1, 1, 1, 1, 1]}
+_MIMO_WINDOW = {"swa_num_attention_heads": 64, "swa_num_key_value_heads": 8, "swa_head_dim": 192, "swa_v_head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    ("published", "saved_by_transformers_5"),
+    [
+        (KIMI_LINEAR, KIMI_LINEAR | _KDA | {"linear_attn_config": None, "layer_types": _KDA_LAYERS}),
+        (
+            _GEMMA_4_31B,
+            _GEMMA_4_31B
+            | {"num_global_key_value_heads": None, "global_head_dim": None}
+            | {"per_layer_config": {"05": _WIDE, "11": _WIDE}},
+        ),
+        (
+            _NEMOTRON,
+            _NEMOTRON
+            | {"hybrid_override_pattern": None, "layers_block_type": ["linear_attention", "full_attention", "mlp"]},
+        ),
+        (
+            _M3 | {"sparse_attention_config": _M3_SPARSE},
+            _M3
+            | {"model_type": "minimax_m3_vl_text", "moe_layer_freq": None, **_M3_INDEX}
+            | {"layer_types": ["full_attention", *["minimax_m3_sparse"] * 3]}
+            | {"mlp_layer_types": ["dense", *["sparse"] * 3]},
+        ),
+        (
+            _MIMO | _MIMO_WINDOW | {"hybrid_layer_pattern": [0, 1, 1, 1, 1, 0]},
+            _MIMO
+            | {"layer_types": ["full_attention", *["sliding_attention"] * 4, "full_attention"]}
+            | {"moe_layer_freq": None, "mlp_layer_types": ["dense", *["sparse"] * 5]},
+        ),
+    ],
+    ids=["kimi_linear", "gemma4", "nemotron_h", "minimax_m3", "mimo_v2_flash"],
+)
+def test_a_model_is_the_same_in_the_words_of_its_makers_and_of_transformers_5(
+    published: Config, saved_by_transformers_5: Config
+) -> None:
+    first, second = (import_model(each, "either") for each in (published, saved_by_transformers_5))
+    assert first.content == second.content
+    assert second.unread == ()
+
+
+REFUSED_MODELS = {
+    "gemma3n": ("gemma3n_text", "keys that layers share"),  # Gemma 3n E4B
+    "gemma_4_e4b": ("gemma4_text", "keys, or embeddings of layers' own"),
+    "lfm_2": ("lfm2", "short convolutions"),
+    "minimax_text_01": ("minimax_text_01", "lightning attention"),
+    "longcat_flash_lite": ("longcat_flash_ngram", "tables of n-grams"),
+    "zamba_2": ("zamba2", "attention that layers share"),
+    "codestral_mamba": ("mamba2", "no networks"),
+}
+"""Public models of that time that no model file can express."""
+
+
+@pytest.mark.parametrize("name", REFUSED_MODELS)
+def test_a_family_that_no_model_file_can_express_is_refused_by_what_it_has(name: str) -> None:
+    family, reason = REFUSED_MODELS[name]
+    with pytest.raises(CannotImport, match=reason):
+        import_model(grouped(family, 2, 64, 128, 4, 1000, 4, num_kv_shared_layers=1), name)
+
+
+def test_the_guide_states_how_many_models_are_read() -> None:
+    guide = Path("docs/guides/add_a_model.md").read_text(encoding="utf-8")
+    contents = [row[1] for row in (*PUBLISHED, *NEW_FAMILIES)]
+    read, refused = len(contents), len(REFUSED_MODELS)
+    families = {each.get("text_config", each)["model_type"] for each in contents}
+    families |= {family for family, _ in REFUSED_MODELS.values()}
+    assert f"Of {read + refused} public models in {len(families)} families" in guide
+    assert f" {read} are read" in guide
+    assert all(f"`{family}`" in guide for family, _ in REFUSED_MODELS.values())
 
 
 @pytest.mark.parametrize(("name", "content", "total", "active"), NEW_FAMILIES, ids=[row[0] for row in NEW_FAMILIES])
