@@ -23,7 +23,7 @@ from raysearch.deploy.recommend.forms_compared import (
     forms_table,
     untried,
 )
-from raysearch.deploy.recommend.recommendation import Recommendation, begun, recommended
+from raysearch.deploy.recommend.recommendation import Recommendation, begun, best_alone, recommended
 from raysearch.deploy.recommend.recommendation_files import option_figures, recommendation_dict, write_recommendation
 from raysearch.deploy.recommend.usual_limits import usual_limits
 from raysearch.deploy.replay.trace_files import read_trace, with_lengths_of
@@ -124,8 +124,13 @@ class RecommendationResult(Result):
             raise InputError(
                 "--weights=any compares tokens/s of all GPUs: leave out --requests-per-s and --concurrency"
             )
-        if early and (any_format or demand.under_traffic or compares_forms(demand, forms)):
-            early(begun(demand, searched))
+        if any_format or demand.under_traffic or compares_forms(demand, forms):
+            if early:
+                early(begun(demand, searched))
+        elif demand.chooses_form and demand.concurrency is None:
+            near = best_alone(demand.over_few_batches, searched)
+            if early and demand.workload.model.is_moe:
+                early(near)
         if any_format:
             formats, searched = compared_formats(question, asked, progress), Searched()
             question = formats[0].question

@@ -156,7 +156,7 @@ class PairSearch:
             return None
         unhurried_s = min(longest_s[0], 2 / 3 * longest_s[0]), longest_s[1]  # in which a prompt waits for a whole one
         for ends_s in (unhurried_s, longest_s):
-            if self.best is None:
+            if self.best is None or (ends_s == unhurried_s and self._leaves_many):
                 sets = [pool.within(end_s, _FIRST * top) for pool, end_s, top in self._paired(ends_s)]
                 self._offer(self._match(*sets))
         order = itertools.count()
@@ -194,7 +194,7 @@ class PairSearch:
 
     def _cell(self, least_s: tuple[float, float], longest_s: tuple[float, float]) -> _Cell | None:
         """The pairs of an interval with their bound, having taken the best of those that are there."""
-        needed = [self._needed(other) for other in reversed(self._tops)]
+        needed = self._all_needed
         if any(least > top for least, top in zip(needed, self._tops, strict=True)):
             return None
         sets = [
@@ -211,6 +211,17 @@ class PairSearch:
         actual = {id(each.evaluation): each.latency_s for side in sets for each in side}
         at = actual[id(found.prefill.evaluation)], actual[id(found.decode.evaluation)]
         return _Cell(least_s, longest_s, self._worth(found), at)
+
+    @property
+    def _leaves_many(self) -> bool:
+        """Whether more replicas could beat the best pair than those that the first pairs are made of."""
+        return any(least < _FIRST * top for least, top in zip(self._all_needed, self._tops, strict=True))
+
+    @property
+    def _all_needed(self) -> tuple[float, float]:
+        """What a replica of each pool must be worth; see `_needed`."""
+        prefill, decode = self._tops
+        return self._needed(decode), self._needed(prefill)
 
     def _needed(self, others_top: float) -> float:
         """What a replica must be worth for a pair with the other pool's best to be better than the best."""
