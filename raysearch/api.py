@@ -370,6 +370,8 @@ def place(
     gpus: int | None = None,
     rate: float = 1.0,
     cv: float | None = None,
+    trace: str | Path | None = None,
+    percentile: float = 99.0,
     requests: int = 1000,
     seeds: int = 10,
     progress: bool = False,
@@ -381,18 +383,32 @@ def place(
         gpus: GPUs available, in place of the file's.
         rate: Factor on the request rates of the file.
         cv: Burstiness of all models, in place of the file's; 1 is Poisson.
+        trace: Recorded requests of all models, in place of the file's cv, isl and osl; each model has them at its own
+            rate, from another place on in each run.
+        percentile: Of the latencies that must be within the limits, for the probability that they are.
         requests: Requests per simulated run.
         seeds: Runs per figure.
         progress: Whether to show progress bars on stderr.
 
     Raises:
         CatalogError: There is no such fleet.
+        InputError: The trace cannot be read.
     """
     from raysearch.answers.placed import PlacementResult, no_progress
     from raysearch.base.progress import following
 
     with following(f"placements of {fleet}") if progress else nullcontext(no_progress) as show:
-        return PlacementResult.of(fleet, gpus=gpus, rate=rate, cv=cv, requests=requests, seeds=seeds, progress=show)
+        return PlacementResult.of(
+            fleet,
+            gpus=gpus,
+            rate=rate,
+            cv=cv,
+            trace=trace,
+            percentile=percentile,
+            requests=requests,
+            seeds=seeds,
+            progress=show,
+        )
 
 
 @typed

@@ -15,8 +15,8 @@ from raysearch.base.file_io import degrees_text, strategy_dict
 from raysearch.base.limits import check_rate
 from raysearch.deploy.pools.pool_comparison import Case, PoolComparison, along_traffic
 from raysearch.deploy.pools.pools_files import COLUMNS, answers_dict, rows, write_answers
-from raysearch.deploy.recommend.demand import check_traffic, chunks_of, recorded_per_s
-from raysearch.deploy.replay.trace_files import read_trace, with_lengths_of
+from raysearch.deploy.recommend.demand import check_traffic, chunks_of
+from raysearch.deploy.replay.trace_files import read_trace, recorded_per_s, with_lengths_of
 from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject

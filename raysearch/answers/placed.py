@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysearch.answers.result import Result
+from raysearch.base.errors import InputError
 from raysearch.deploy.place.fleet_file import load_fleet
 from raysearch.deploy.place.fleet_plan import (
     CurvePoint,
@@ -18,6 +19,7 @@ from raysearch.deploy.place.fleet_plan import (
     fleet_plan_dict,
     plan_fleet,
 )
+from raysearch.deploy.replay.trace_files import trace_file
 from sim.json_object import JsonObject
 
 if TYPE_CHECKING:
@@ -49,14 +51,21 @@ class PlacementResult(Result):
         gpus: int | None,
         rate: float,
         cv: float | None,
+        trace: str | Path | None,
+        percentile: float,
         requests: int,
         seeds: int,
         progress: PlanProgress,
     ) -> PlacementResult:
-        """Places a fleet; see `raysearch.api.place`."""
-        loaded = load_fleet(str(fleet), **({} if gpus is None else {"gpus": gpus}))
-        loaded = replace(loaded, cluster=loaded.cluster.at(rate, cv))
-        return cls(plan_fleet(loaded, requests, seeds, progress), progress)
+        """Places a fleet; see `raysearch.api.place`.
+
+        Raises:
+            InputError: A burstiness is given where all requests come as in a trace, or a trace cannot be read.
+        """
+        loaded = load_fleet(str(fleet), gpus, trace_file(trace), requests * seeds)
+        if cv is not None and not loaded.cluster.at_random:
+            raise InputError(f"--set cv={cv:g}: of requests that come at random; here all come as in a trace")
+        return cls(plan_fleet(loaded.at(rate, cv), requests, seeds, percentile, progress), progress)
 
     @property
     def feasible(self) -> bool:

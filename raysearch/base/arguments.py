@@ -27,6 +27,7 @@ BOUNDS: Mapping[str, NumberBounds] = {
     "place": {
         "rate": (0.001, 1000.0),
         "cv": (0.05, 20.0),
+        "percentile": (0.0, 100.0),
         "requests": (100, 1_000_000),
         "seeds": (1, 10_000),
         "gpus": (1, 256),

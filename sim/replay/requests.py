@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,9 +89,25 @@ class Requests:
         return len(self.arrival_s)
 
     @property
+    def mean_tokens(self) -> tuple[int, int]:
+        """Of a prompt and of an answer, rounded."""
+        prompt, answer = (max(1, round(float(each.mean()))) for each in (self.prompt_tokens, self.output_tokens))
+        return prompt, answer
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest one, prompt and answer."""
         return int((self.prompt_tokens + self.output_tokens).max())
+
+    def of_rows(self, rows: Integers, arrival_s: Floats | None = None) -> Requests:
+        """Some of them, at their own times or at others."""
+        return replace(
+            self,
+            arrival_s=self.arrival_s[rows] if arrival_s is None else arrival_s,
+            prompt_tokens=self.prompt_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            blocks=None if self.blocks is None else [self.blocks[row] for row in rows.tolist()],
+        )
 
     @classmethod
     def drawn(

@@ -13,6 +13,8 @@ from raysearch.cli.commands.options import (
     SEEDS_HELP,
     AnswerOutOption,
     JsonOption,
+    PercentileOption,
+    TraceOption,
     exit_unless_feasible,
     show_result,
 )
@@ -29,6 +31,8 @@ def place(
         float | None,
         Setting(CV_HELP, "the file's", least=0.05, most=20.0),
     ] = None,
+    trace: TraceOption = None,
+    percentile: PercentileOption = 99.0,
     requests: Annotated[int, Setting(REQUESTS_HELP, least=100, most=1_000_000)] = 1000,
     seeds: Annotated[int, Setting(SEEDS_HELP, least=1, most=10_000)] = 10,
     out: AnswerOutOption = None,
@@ -45,13 +49,23 @@ def place(
       raysearch place bursty_qwens
       raysearch place bursty_qwens --set cv=1 --set rate=2
       raysearch place my_fleet.toml --gpus 16 --set seeds=20 --out results/fleet
-      raysearch place my_fleet.toml --json
+      raysearch place my_fleet.toml --set trace=conversation_trace.jsonl --set percentile=90 --json
     """
     from raysearch.base.progress import following
 
     check_folder(out, "placement.json")
     with following(f"placements of {path}") as progress:
-        found = PlacementResult.of(path, gpus=gpus, rate=rate, cv=cv, requests=requests, seeds=seeds, progress=progress)
+        found = PlacementResult.of(
+            path,
+            gpus=gpus,
+            rate=rate,
+            cv=cv,
+            trace=trace,
+            percentile=percentile,
+            requests=requests,
+            seeds=seeds,
+            progress=progress,
+        )
         if out is not None:
             found.write(out)
     show_result(found, as_json=as_json, written=out)

@@ -25,6 +25,7 @@ from sim.strategy_checks import check_strategy
 from sim.workload import Workload
 
 RECOMMENDATION_FILE = "recommendation.json"
+PLACEMENT_FILE = "placement.json"
 TUNED_FILE = "tuned.json"
 """What `tune-live` found: the options of its workload, and the best."""
 
@@ -35,8 +36,6 @@ def verified_answers(folder: Path) -> list[str]:
     Raises:
         InputError: What says which one is not.
     """
-    from raysearch.deploy.place.fleet_plan_text import PLACEMENT_FILE
-
     schemas = dict.fromkeys((RECOMMENDATION_FILE, POOLS_FILE, TUNED_FILE), Exportable) | {PLACEMENT_FILE: Record}
     found = {name: schema for name, schema in schemas.items() if os.path.lexists(folder / name)}
     for name, schema in found.items():

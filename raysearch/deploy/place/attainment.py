@@ -13,46 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from raysearch.deploy.place.fleet_traffic import FleetRequests
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement
 from sim.arrays import Flags, Floats
-from sim.replay.arrivals import Arrivals, draw_arrivals
 from sim.replay.drive import Watch, nobody, on_groups
 from sim.replay.goodput import WARM_UP
 from sim.replay.replica import Log
-from sim.replay.requests import Requests
-
-ATTAINMENT_CONFIDENCE = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class AttainmentEstimate:
-    """A mean over seeds.
-
-    Attributes:
-        value: The mean.
-        low, high: Its 90 % interval; None of a single seed.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-def over_seeds(values: Sequence[float], least: float = -math.inf, most: float = math.inf) -> AttainmentEstimate:
-    """The mean of independent values and Student's interval, cut to what is possible.
-
-    >>> estimate = over_seeds([0.5, 0.7, 0.6], 0.0, 1.0)
-    >>> round(estimate.value, 3), round(estimate.low, 3), round(estimate.high, 3)
-    (0.6, 0.431, 0.769)
-    """
-    from scipy.stats import t
-
-    mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return AttainmentEstimate(mean, None, None)
-    spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    half = float(t.ppf((1 + ATTAINMENT_CONFIDENCE) / 2, len(values) - 1)) * spread
-    return AttainmentEstimate(mean, max(least, mean - half), min(most, mean + half))
+from sim.replay.requests import Integers, Requests
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +33,8 @@ class Trial:
         ttft_s: Of those with a first token: mean, and the 99th percentile; NaN if there was none.
         busy: Share of the time in which each group's first stage works, [groups].
         late: Requests that were not in time, of each model, [models].
+        over: Latencies over their limits, (first token, per token), huge of refused ones, [requests, 2].
+        models: Whose each of these requests is, [requests].
     """
 
     attained: float
@@ -74,25 +43,15 @@ class Trial:
     ttft_s: tuple[float, float]
     busy: NDArray[np.float64]
     late: NDArray[np.int64]
+    over: Floats
+    models: Integers
 
-
-@dataclass(frozen=True, slots=True)
-class SampledTraffic:
-    """What requests are drawn.
-
-    Attributes:
-        requests: Mean number of a seed, of all models.
-        seeds: Each an independent run.
-    """
-
-    requests: int
-    seeds: tuple[int, ...]
-
-    def draw(self, cluster: Cluster) -> list[Arrivals]:
-        """The arrivals of each seed."""
-        streams = [tenant.stream for tenant in cluster.tenants]
-        horizon_s = self.requests / sum(stream.requests_per_s for stream in streams)
-        return [draw_arrivals(streams, horizon_s, seed) for seed in self.seeds]
+    def holds(self, percentile: float) -> bool:
+        """Whether that percentile of both latencies of every model is within the limits."""
+        return all(
+            (np.percentile(self.over[self.models == model], percentile, axis=0) <= 1).all()
+            for model in np.unique(self.models).tolist()
+        )
 
 
 class _TooManyLate(Exception):
@@ -107,6 +66,7 @@ class _Part:
         rows: Which of all requests, [n].
         in_time: Of each, [n].
         ttft_s: NaN of refused ones, [n].
+        tpot_s: NaN of refused ones and of single tokens, [n].
         busy_s: Of each of its groups.
         end_s: When the last one was done.
         late: How many of those after the warm-up were not in time.
@@ -115,6 +75,7 @@ class _Part:
     rows: NDArray[np.int64]
     in_time: Flags
     ttft_s: Floats
+    tpot_s: Floats
     busy_s: Floats
     end_s: float
     late: int
@@ -127,13 +88,12 @@ class Trials:
     for every placement that has them.
     """
 
-    def __init__(self, cluster: Cluster, arrivals: Arrivals) -> None:
+    def __init__(self, cluster: Cluster, arrivals: FleetRequests) -> None:
         objectives = [tenant.objective for tenant in cluster.tenants]
-        lengths = np.array([(each.prompt_tokens, each.output_tokens) for each in objectives], dtype=np.int64)
         limit = 1 + 1e-9  # seconds are added up in another order than when the request was let in
         limits_s = limit * np.array([(each.ttft_s, each.tpot_s) for each in objectives])
         self._cluster, self._arrivals = cluster, arrivals
-        self._lengths, self._limits_s = lengths[arrivals.models], limits_s[arrivals.models]
+        self._limits_s = limits_s[arrivals.models]
         self._work_s = [cluster.work_s(model) for model in range(len(objectives))]
         self._counted = arrivals.times_s >= WARM_UP * arrivals.horizon_s
         self._kept: dict[ModelPlacement, _Part] = {}
@@ -159,13 +119,13 @@ class Trials:
 
     def _together(self, groups: int, parts: Sequence[tuple[list[int], _Part]]) -> Trial:
         arrivals, counted, models = self._arrivals, self._counted, len(self._work_s)
-        in_time, ttft_s, busy_s = (
-            np.zeros(len(arrivals), dtype=bool),
-            np.full(len(arrivals), math.nan),
-            np.zeros(groups),
-        )
+        in_time, busy_s = np.zeros(len(arrivals), dtype=bool), np.zeros(groups)
+        ttft_s, tpot_s = np.full((2, len(arrivals)), math.nan)
         for at, part in parts:
-            in_time[part.rows], ttft_s[part.rows], busy_s[at] = part.in_time, part.ttft_s, part.busy_s
+            in_time[part.rows], busy_s[at] = part.in_time, part.busy_s
+            ttft_s[part.rows], tpot_s[part.rows] = part.ttft_s, part.tpot_s
+        over = np.column_stack([ttft_s, tpot_s])[counted] / self._limits_s[counted]
+        over[np.isnan(over[:, 0]), 0] = _REFUSED
         counts = np.bincount(arrivals.models[counted], minlength=models)
         good = np.bincount(arrivals.models[counted & in_time], minlength=models)
         waited_s = ttft_s[counted]
@@ -178,7 +138,16 @@ class Trials:
         # Without a request nothing was late.
         attained = good.sum() / counts.sum() if counts.sum() else 1.0
         end_s = max([arrivals.horizon_s, *[part.end_s for _, part in parts]])
-        return Trial(float(attained), shares, counts, latencies, busy_s / end_s, counts - good)
+        return Trial(
+            attained=float(attained),
+            of_models=shares,
+            counts=counts,
+            ttft_s=latencies,
+            busy=busy_s / end_s,
+            late=counts - good,
+            over=np.nan_to_num(over),
+            models=arrivals.models[counted],
+        )
 
     def _replayed(self, placement: ModelPlacement, most_late: float) -> _Part:
         """Replays the requests of groups that share no model with others.
@@ -187,8 +156,7 @@ class Trials:
             _TooManyLate: More than so many are late.
         """
         rows = np.flatnonzero(np.isin(self._arrivals.models, [model for each in placement for model in each.models]))
-        prompts, answers = self._lengths[rows].T
-        requests = Requests(self._arrivals.times_s[rows], prompts, answers)
+        requests = self._arrivals.requests.of_rows(rows)
         ttft_limit_s, tpot_limit_s = self._limits_s[rows].T
         counted = self._counted[rows]
         watch = _watching(requests, ttft_limit_s, tpot_limit_s, counted, most_late) if most_late < len(rows) else nobody
@@ -198,17 +166,19 @@ class Trials:
         # NaN is never in time.
         in_time = (replayed.ttft_s <= ttft_limit_s) & ~(replayed.tpot_s > tpot_limit_s)
         late = int((counted & ~in_time).sum())
-        part = _Part(rows, in_time, replayed.ttft_s, outcome.busy_s, replayed.end_s, late)
+        part = _Part(rows, in_time, replayed.ttft_s, replayed.tpot_s, outcome.busy_s, replayed.end_s, late)
         if sum(len(each.rows) for each in self._kept.values()) < _MOST_KEPT:
             self._kept[placement] = part
         return part
 
 
+_REFUSED = 1e9
+"""Times its limit that a refused request takes to its first token; percentiles interpolate, and infinity does not."""
 _MOST_KEPT = 2_000_000
-"""Requests of parts that are kept. [assumed] 20 MB"""
+"""Requests of parts that are kept. [assumed] 50 MB"""
 
 
-def tried(cluster: Cluster, placement: ModelPlacement, arrivals: Arrivals) -> Trial:
+def tried(cluster: Cluster, placement: ModelPlacement, arrivals: FleetRequests) -> Trial:
     """Replays the arrivals on a placement."""
     trial = Trials(cluster, arrivals).of(placement)
     assert trial is not None

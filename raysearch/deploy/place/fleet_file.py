@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from raysearch.base.limits import LARGEST_RATE_PER_S
 from raysearch.deploy.place.model_placement import Cluster, Tenant
 from raysearch.deploy.place.service import GroupShape, Objective, Service, best_service
+from raysearch.deploy.replay.trace_files import read_trace, recorded_per_s
 from sim.config.fields import Count, FileSchema, Name, Positive
 from sim.config.files import CatalogError, config_path, read_config
 from sim.config.question import Question
@@ -19,9 +21,11 @@ from sim.engines.engine_registry import engine_names
 from sim.near_names import did_you_mean
 from sim.prices.dtypes import Dtype
 from sim.replay.arrivals import Stream
+from sim.replay.requests import Requests
 from sim.serving.phases import PREFILL, SERVE
-from sim.workload import PhaseName, Workload
+from sim.workload import EVEN_ODDS, PhaseName, Workload
 
+_OF_A_TRACE = ("cv", "isl", "osl")
 _BURSTIEST = 20.0
 """[assumed] AlpaServe goes up to a CV of 8; far beyond that a run of any length is one burst."""
 
@@ -33,10 +37,11 @@ class _ModelTable(FileSchema):
         model: Name in configs/models, or a path.
         name: That the answer calls it.
         count: Models alike, each with the same rate of its own.
-        requests_per_s: On average.
+        requests_per_s: On average; of a trace its own, if left out.
         cv: How bursty they come: coefficient of variation of the times between them; 1 is Poisson.
         isl: Tokens of a prompt.
         osl: Tokens of an answer.
+        trace: Path of a recorded trace, in place of cv, isl and osl.
         ttft_ms: Longest time to the first token of a request in time.
         tpot_ms: Longest time per further token.
         weights: Format of the weights.
@@ -46,14 +51,24 @@ class _ModelTable(FileSchema):
     model: str
     name: Name | None = None  # the model's own
     count: Annotated[int, Field(ge=1, le=64, strict=True)] = 1
-    requests_per_s: Annotated[Positive, Field(le=LARGEST_RATE_PER_S)]
-    cv: Annotated[Positive, Field(le=_BURSTIEST)] = 1.0
-    isl: Count
-    osl: Count
+    requests_per_s: Annotated[Positive, Field(le=LARGEST_RATE_PER_S)] | None = None
+    cv: Annotated[Positive, Field(le=_BURSTIEST)] | None = None  # 1
+    isl: Count | None = None
+    osl: Count | None = None
+    trace: str | None = None
     ttft_ms: Positive | None = None
     tpot_ms: Positive | None = None
     weights: Dtype | None = None  # as of a question: the checkpoint's, else fp8
     kv_cache: Literal["bf16", "fp8"] | None = None  # the same
+
+    @model_validator(mode="after")
+    def _has_traffic(self) -> _ModelTable:
+        lacking = [name for name in ("requests_per_s", "isl", "osl") if getattr(self, name) is None]
+        if self.trace is None and lacking:
+            raise ValueError(f"{', '.join(lacking)}: missing; expected them, or a trace")
+        if self.trace is not None and (beside := [name for name in _OF_A_TRACE if getattr(self, name) is not None]):
+            raise ValueError(f"{', '.join(beside)}: the trace has them: leave them out")
+        return self
 
     @model_validator(mode="after")
     def _has_an_objective(self) -> _ModelTable:
@@ -117,46 +132,87 @@ class Fleet:
 
     Attributes:
         file: What it says.
-        cluster: Its models on every group of GPUs.
+        cluster: Its models on every group of GPUs, in batches that keep the time per token with confidence 0.9.
+        bolder: The same in batches that keep it with steps as predicted.
         workloads: Of each model, in their order, serving.
     """
 
     file: FleetFile
     cluster: Cluster
+    bolder: Cluster
     workloads: tuple[Workload, ...]
 
+    def at(self, rate: float, cv: float | None) -> Fleet:
+        """The same under so many times the load, and with random arrivals as bursty as given."""
+        return replace(self, cluster=self.cluster.at(rate, cv), bolder=self.bolder.at(rate, cv))
 
-def load_fleet(name_or_path: str, **instead: Any) -> Fleet:
+
+def load_fleet(name_or_path: str, gpus: int | None = None, trace: Path | None = None, most: int = 10_000) -> Fleet:
     """A fleet of a shipped name or a file.
 
     Args:
         name_or_path: A name in configs/fleets, or the path of a TOML file.
-        instead: Replaces keys of the file.
+        gpus: In place of the file's.
+        trace: In place of cv, isl and osl of all models.
+        most: Requests to read of a trace.
 
     Raises:
         CatalogError: An unknown name, an unusable file, or a model that has room on no group.
+        InputError: A trace that cannot be read.
     """
     path = config_path("fleets", name_or_path)
-    file = read_config(path, FleetFile).model_copy(update=instead)
+    file = read_config(path, FleetFile)
+    instead: dict[str, Any] = {} if gpus is None else {"gpus": gpus}
+    if trace is not None:
+        sent = {**dict.fromkeys(_OF_A_TRACE), "trace": str(trace.absolute())}
+        instead["models"] = tuple(table.model_copy(update=sent) for table in file.models)
+    file = file.model_copy(update=instead)
     hardware = str(config_path("hardware", file.hardware, beside=path.parent))
-    services: dict[tuple[int, GroupShape], Service] = {}
-    tenants: list[Tenant] = []
-    workloads: list[Workload] = []
-    priced: dict[int, tuple[Workload, dict[GroupShape, Service]]] = {}  # equal models are priced once
-    for number, (name, table) in enumerate(file.tenants()):
-        objective = Objective(table.isl, table.osl, _seconds(table.ttft_ms), _seconds(table.tpot_ms))
+    priced: dict[int, _Priced] = {}  # equal models once
+    for name, table in file.tenants():
         if id(table) not in priced:
             model = str(config_path("models", table.model, beside=path.parent))
-            prompts, serving = (_workload(file, table, model, hardware, phase) for phase in (PREFILL.name, SERVE.name))
-            on = {shape: best_service(prompts, serving, shape, objective) for shape in _shapes(file.gpus)}
-            if not any(on.values()):
-                raise CatalogError(f"{path}: {name} has room on no group of up to {file.gpus} GPUs {file.hardware}")
-            priced[id(table)] = serving, {shape: each for shape, each in on.items() if each is not None}
-        workload, on = priced[id(table)]
-        services |= {(number, shape): service for shape, service in on.items()}
-        tenants.append(Tenant(name, Stream(table.requests_per_s, table.cv), objective))
-        workloads.append(workload)
-    return Fleet(file, Cluster(file.gpus, tuple(tenants), services), tuple(workloads))
+            recorded = None if table.trace is None else read_trace(path.parent / table.trace, most)
+            priced[id(table)] = _priced(file, table, model, hardware, recorded)
+        if not priced[id(table)].services:
+            raise CatalogError(f"{path}: {name} has room on no group of up to {file.gpus} GPUs {file.hardware}")
+    models = [(name, priced[id(table)]) for name, table in file.tenants()]
+    tenants = tuple(replace(each.tenant, name=name) for name, each in models)
+    careful, bolder = (
+        {(number, shape): of[at] for number, (_, each) in enumerate(models) for shape, of in each.services.items()}
+        for at in (0, 1)
+    )
+    clusters = Cluster(file.gpus, tenants, careful), Cluster(file.gpus, tenants, bolder)
+    return Fleet(file, *clusters, tuple(each.workload for _, each in models))
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """A table's model: what is asked of it, and how groups serve it, in batches as of the fleet's two clusters."""
+
+    workload: Workload
+    tenant: Tenant
+    services: Mapping[GroupShape, tuple[Service, Service]]
+
+
+def _priced(file: FleetFile, table: _ModelTable, model: str, hardware: str, recorded: Requests | None) -> _Priced:
+    isl, osl = recorded.mean_tokens if recorded else (table.isl or 0, table.osl or 0)
+    ttft_s, tpot_s = ((1 - file.margin) * _seconds(each) for each in (table.ttft_ms, table.tpot_ms))
+    objective = Objective(isl, osl, ttft_s, tpot_s)
+    rate_per_s = table.requests_per_s or (recorded_per_s(recorded) if recorded else 0.0)
+    tenant = Tenant(table.model, Stream(rate_per_s, table.cv or 1.0), objective, recorded)
+    prompts, serving = (
+        _workload(file, table, (isl, osl), model, hardware, phase) for phase in (PREFILL.name, SERVE.name)
+    )
+    both = serving, replace(serving, confidence=EVEN_ODDS)
+    services: dict[GroupShape, tuple[Service, Service]] = {}
+    for shape in _shapes(file.gpus):
+        careful, bolder = (best_service(prompts, each, shape, objective) for each in both)
+        if careful and bolder:
+            if recorded is not None:  # a request is given up once the shortest prompt's first token would be late
+                careful, bolder = (replace(each, prompt_s=0.0) for each in (careful, bolder))
+            services[shape] = careful, bolder
+    return _Priced(serving, tenant, services)
 
 
 def _seconds(milliseconds: float | None) -> float:
@@ -168,13 +224,15 @@ def _shapes(gpus: int) -> list[GroupShape]:
     return [GroupShape(stage, stages) for stage in powers for stages in powers if stage * stages <= gpus]
 
 
-def _workload(file: FleetFile, table: _ModelTable, model: str, hardware: str, phase: PhaseName) -> Workload:
+def _workload(
+    file: FleetFile, table: _ModelTable, lengths: tuple[int, int], model: str, hardware: str, phase: PhaseName
+) -> Workload:
     asked = Question(
         model=model,
         hardware=hardware,
         phase=phase,
-        isl=table.isl,
-        osl=table.osl,
+        isl=lengths[0],
+        osl=lengths[1],
         engine=file.engine,
         weights=table.weights,
         kv_cache=table.kv_cache,

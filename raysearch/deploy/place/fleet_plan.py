@@ -11,10 +11,13 @@ import numpy as np
 
 from raysearch.base.file_io import strategy_dict
 from raysearch.base.priced_heading import priced_dict
-from raysearch.deploy.place.attainment import AttainmentEstimate, SampledTraffic, Trial, over_seeds, tried
+from raysearch.deploy.place.attainment import Trial, tried
 from raysearch.deploy.place.fleet_file import Fleet
+from raysearch.deploy.place.fleet_traffic import FleetRequests, SampledTraffic
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed
 from raysearch.deploy.place.placement_search import Found, best_placements, dedicated, replicated, shared
+from raysearch.deploy.replay.replay_report import STEP_ERRORS
+from raysearch.deploy.replay.seed_estimates import AttainmentEstimate, over_seeds
 from sim.json_object import JsonObject
 
 SLOWER = 1.1
@@ -35,14 +38,23 @@ class PlacementOption:
     Attributes:
         name: shared, replicated or dedicated: see `raysearch.deploy.place.placement_search`.
         found: It, and how sure that it is the best.
+        cluster: With the batches of the fleet's two with which more requests are in time.
         trials: One per seed, none of which the search has seen.
         slower: Share in time if all steps took `SLOWER` times as long, per seed.
+        kept: Whether the plan's percentile of every model is within its limits, with steps of each of `STEP_ERRORS`.
     """
 
     name: str
     found: Found
+    cluster: Cluster
     trials: tuple[Trial, ...]
     slower: tuple[float, ...]
+    kept: tuple[bool, ...]
+
+    @property
+    def probability(self) -> float:
+        """That the percentile of every model is within its limits."""
+        return sum(self.kept) / len(self.kept)
 
     @property
     def attained(self) -> AttainmentEstimate:
@@ -58,11 +70,13 @@ class FleetPlan:
         fleet: What was asked.
         traffic: What the trials saw.
         options: shared, replicated, dedicated.
+        percentile: Of the latencies that the limits are about.
     """
 
     fleet: Fleet
     traffic: SampledTraffic
     options: tuple[PlacementOption, ...]
+    percentile: float
 
     @property
     def best(self) -> PlacementOption:
@@ -75,13 +89,14 @@ class FleetPlan:
         return over_seeds([ours.attained - theirs.attained for ours, theirs in pairs], -1.0, 1.0)
 
 
-def plan_fleet(fleet: Fleet, requests: int, seeds: int, progress: PlanProgress) -> FleetPlan:
+def plan_fleet(fleet: Fleet, requests: int, seeds: int, percentile: float, progress: PlanProgress) -> FleetPlan:
     """Searches placements and measures them on arrivals that the search has not seen.
 
     Args:
         fleet: Models and GPUs.
         requests: Of all models, in each run.
         seeds: Runs that the figures rest on.
+        percentile: Of the latencies that the limits are about.
         progress: Called with what is being done.
     """
     cluster = fleet.cluster
@@ -91,19 +106,41 @@ def plan_fleet(fleet: Fleet, requests: int, seeds: int, progress: PlanProgress) 
     )
     # The narrower kinds first: what they find counts for the wider one too.
     kinds = (dedicated(cluster), replicated(cluster), shared(cluster))
-    found = best_placements(cluster, search.draw(cluster), finals.draw(cluster), kinds, progress=progress)
+    last_few = finals.draw(cluster)
+    found = best_placements(cluster, search.draw(cluster), last_few, kinds, progress=progress)
     arrivals = traffic.draw(cluster)
-    slower = cluster.slower(SLOWER)
     options = [
-        PlacementOption(
-            kind.name,
-            each,
-            tuple(tried(cluster, each.placement, run) for run in arrivals),
-            tuple(tried(slower, each.placement, run).attained for run in arrivals),
-        )
-        for kind, each in zip(kinds, found, strict=True)
+        _option(fleet, kind.name, each, last_few, arrivals, percentile) for kind, each in zip(kinds, found, strict=True)
     ]
-    return FleetPlan(fleet, traffic, tuple(reversed(options)))
+    return FleetPlan(fleet, traffic, tuple(reversed(options)), percentile)
+
+
+def _option(
+    fleet: Fleet,
+    name: str,
+    found: Found,
+    last_few: Sequence[FleetRequests],
+    arrivals: Sequence[FleetRequests],
+    percentile: float,
+) -> PlacementOption:
+    """A placement in the better of two batches, by some arrivals, and what it attains under others."""
+
+    def in_time(of: Cluster) -> float:
+        return sum(tried(of, found.placement, run).attained for run in last_few)
+
+    cluster = max((fleet.cluster, fleet.bolder), key=in_time)
+    slower, uncertain = cluster.slower(SLOWER), cluster.with_steps_at(STEP_ERRORS)
+    return PlacementOption(
+        name,
+        found,
+        cluster,
+        tuple(tried(cluster, found.placement, run) for run in arrivals),
+        tuple(tried(slower, found.placement, run).attained for run in arrivals),
+        tuple(
+            tried(of, found.placement, arrivals[turn % len(arrivals)]).holds(percentile)
+            for turn, of in enumerate(uncertain)
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +149,7 @@ class CurvePoint:
 
     Attributes:
         option: Name of the placement.
-        varied: "rate", in times the file's, or "cv", of all models.
+        varied: "rate", in times the file's, or "cv", of all models whose requests come at random.
         at: Its value.
         attained: Share in time.
     """
@@ -125,15 +162,13 @@ class CurvePoint:
 
 def curves(plan: FleetPlan, progress: PlanProgress) -> list[CurvePoint]:
     """The placements, as they are, under other rates and burstiness."""
-    loads: list[tuple[str, float, Cluster]] = [
-        *(("rate", rate, plan.fleet.cluster.at(rate)) for rate in RATES),
-        *(("cv", cv, plan.fleet.cluster.at(cv=cv)) for cv in CVS),
-    ]
+    loads = [("rate", rate, rate, None) for rate in RATES]
+    loads += [("cv", cv, 1.0, cv) for cv in (CVS if plan.fleet.cluster.at_random else ())]
     points: list[CurvePoint] = []
-    for done, (varied, at, cluster) in enumerate(loads):
-        arrivals = plan.traffic.draw(cluster)
+    for done, (varied, at, rate, cv) in enumerate(loads):
+        arrivals = plan.traffic.draw(plan.fleet.cluster.at(rate, cv))
         for option in plan.options:
-            attained = [tried(cluster, option.found.placement, run).attained for run in arrivals]
+            attained = [tried(option.cluster.at(rate, cv), option.found.placement, run).attained for run in arrivals]
             points.append(CurvePoint(option.name, varied, at, over_seeds(attained, 0.0, 1.0)))
         progress("other loads", done + 1, len(loads))
     return points
@@ -151,6 +186,7 @@ def fleet_plan_dict(plan: FleetPlan) -> JsonObject:
         "requests_per_seed": plan.traffic.requests,
         "seeds": list(plan.traffic.seeds),
         "confidence": 0.9,
+        "percentile": plan.percentile,
         "best": _option_dict(plan, plan.best),
         "alternatives": [
             {**_option_dict(plan, option), "best_attains_more": _interval(plan.gain(option))}
@@ -160,7 +196,7 @@ def fleet_plan_dict(plan: FleetPlan) -> JsonObject:
 
 
 def _option_dict(plan: FleetPlan, option: PlacementOption) -> JsonObject:
-    cluster, trials = plan.fleet.cluster, option.trials
+    cluster, trials = option.cluster, option.trials
     busy = np.mean([trial.busy for trial in trials], axis=0)
     placement = option.found.placement
     return {
@@ -169,6 +205,7 @@ def _option_dict(plan: FleetPlan, option: PlacementOption) -> JsonObject:
         "attained": _interval(option.attained),
         "attained_if_slower": _interval(over_seeds(option.slower, 0.0, 1.0)),
         "slower": SLOWER,
+        "probability": option.probability,
         "ttft_s": {
             "mean": _mean(trial.ttft_s[0] for trial in trials),
             "p99": _mean(trial.ttft_s[1] for trial in trials),
@@ -199,7 +236,7 @@ def _model_dict(plan: FleetPlan, number: int, trials: Sequence[Trial], placement
     return {
         "name": tenant.name,
         "requests_per_s": tenant.stream.requests_per_s,
-        "cv": tenant.stream.cv,
+        "cv": tenant.stream.cv if tenant.recorded is None else None,
         "replicas": sum(number in placed.models for placed in placement),
         "attained": _interval(over_seeds(shares, 0.0, 1.0)) if shares else None,
     }

@@ -15,15 +15,13 @@ from raysearch.base.file_io import counted, degrees_text, png_of, write_bytes, w
 from raysearch.base.measured_first_tokens import first_token_limit_text
 from raysearch.base.priced_heading import engine_text, formats_text
 from raysearch.base.rich_tables import plain_table
-from raysearch.deploy.place.attainment import AttainmentEstimate, over_seeds
+from raysearch.deploy.export.source import PLACEMENT_FILE
 from raysearch.deploy.place.fleet_plan import SLOWER, CurvePoint, FleetPlan, PlacementOption, fleet_plan_dict
-from raysearch.deploy.place.model_placement import Cluster
+from raysearch.deploy.replay.seed_estimates import AttainmentEstimate, over_seeds
 from sim.strategy import Strategy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-PLACEMENT_FILE = "placement.json"
 
 
 def fleet_plan_blocks(answer: FleetPlan) -> Iterator[RenderableType]:
@@ -37,13 +35,14 @@ def fleet_plan_blocks(answer: FleetPlan) -> Iterator[RenderableType]:
         f"{counted(len(workloads), 'model')} on {counted(file.gpus, 'GPU')}; {' or '.join(formats)}"
     )
     yield f"{_estimate(best.attained)} of the requests meet their limits with"
-    rows = _group_rows(answer.fleet.cluster, best)
+    rows = _group_rows(best)
     yield plain_table(None, ("GPUs", "sharded", "models", "busy"), rows, left=3, wrap=("models", "sharded"))
     rows = [_row(answer, option) for option in answer.options]
     columns = (
         "",
         "in time",
         f"steps {SLOWER - 1:.0%}\nslower",
+        f"p{answer.percentile:g} within\nlimits",
         "TTFT ms\nmean",
         "TTFT ms\n99 %",
         "best attains\nmore by",
@@ -58,13 +57,18 @@ def fleet_plan_blocks(answer: FleetPlan) -> Iterator[RenderableType]:
         f"In brackets 90 % intervals over {seeds} runs of {requests:,} requests that the search did not use: of the "
         "randomness of arrivals, not of the step model's error."
     )
+    yield (
+        f"p{answer.percentile:g} within limits: the probability that this percentile of both latencies of every "
+        "model is, given the step model's error."
+    )
     limits_s = [tenant.objective.ttft_s for tenant in answer.fleet.cluster.tenants]
     limited = [replace(each, ttft_slo_s=limit_s) for each, limit_s in zip(workloads, limits_s, strict=True)]
     yield from dict.fromkeys(text for each in limited if (text := first_token_limit_text(each)))
 
 
-def _group_rows(cluster: Cluster, option: PlacementOption) -> list[tuple[str, ...]]:
+def _group_rows(option: PlacementOption) -> list[tuple[str, ...]]:
     """A line per group."""
+    cluster = option.cluster
     rows: list[tuple[str, ...]] = []
     for at, placed in enumerate(option.found.placement):
         strategies = [cluster.services[model, placed.shape].strategy for model in placed.models]
@@ -87,6 +91,7 @@ def _row(answer: FleetPlan, option: PlacementOption) -> tuple[str, ...]:
         option.name,
         _estimate(option.attained),
         f"{slower.value:.1%}",
+        f"{option.probability:.2f}",
         *(f"{1e3 * each:,.0f}" for each in ttft),
         gain,
     )

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 from raysearch.deploy.place.service import GroupShape, Objective, Service
 from sim.replay.arrivals import Stream
+from sim.replay.goodput import step_factor
 from sim.replay.replica import Deployed
+from sim.replay.requests import Requests
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,11 +33,13 @@ class Tenant:
         name: As people call it.
         stream: Its arrivals.
         objective: What they ask for.
+        recorded: A trace in place of requests that come at random, all equally long; it has their mean rate.
     """
 
     name: str
     stream: Stream
     objective: Objective
+    recorded: Requests | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +60,11 @@ class Cluster:
     def shapes(self) -> tuple[GroupShape, ...]:
         """Groups that hold some model, the smallest first."""
         return tuple(sorted({shape for _, shape in self.services}, key=lambda each: (each.gpus, each)))
+
+    @property
+    def at_random(self) -> bool:
+        """Whether requests of some model come at random."""
+        return any(each.recorded is None for each in self.tenants)
 
     def has_room(self, shape: GroupShape, models: Sequence[int]) -> bool:
         """Whether models fit on one group, each with a request of its own in flight."""
@@ -95,6 +104,14 @@ class Cluster:
             for each in self.tenants
         )
         return replace(self, tenants=tenants)
+
+    def with_steps_at(self, probabilities: Sequence[float]) -> list[Cluster]:
+        """The same with steps as long as they are at most with each probability, given the step model's error."""
+        priced = {each: each.evaluation for each in self.services.values()}  # models alike share theirs
+        slower = [
+            {each: each.slower(step_factor(found, sure)) for each, found in priced.items()} for sure in probabilities
+        ]
+        return [replace(self, services={on: of[each] for on, each in self.services.items()}) for of in slower]
 
     def slower(self, factor: float) -> Cluster:
         """The same where every step takes so many times as long as the step model says."""

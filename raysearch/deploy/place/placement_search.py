@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from raysearch.deploy.place.attainment import Trial, Trials
+from raysearch.deploy.place.fleet_traffic import FleetRequests
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed, all_placements, partitions
 from raysearch.deploy.place.service import GroupShape
-from sim.replay.arrivals import Arrivals
 
 MOST_PLACEMENTS = 400
 """Placements up to which all are tried. [assumed] Some seconds' work, as are the numbers below."""
@@ -96,8 +96,8 @@ class Found:
 
 def best_placements(
     cluster: Cluster,
-    traffic: Sequence[Arrivals],
-    final: Sequence[Arrivals],
+    traffic: Sequence[FleetRequests],
+    final: Sequence[FleetRequests],
     allowed: Sequence[Allowed],
     most_tried: int = MOST_PLACEMENTS,
     progress: PlacementProgress = lambda _what, _done, _total: None,
@@ -120,7 +120,7 @@ def best_placements(
 class _Search:
     """Placements tried so far."""
 
-    def __init__(self, cluster: Cluster, traffic: Sequence[Arrivals], final: Sequence[Arrivals]) -> None:
+    def __init__(self, cluster: Cluster, traffic: Sequence[FleetRequests], final: Sequence[FleetRequests]) -> None:
         self.cluster = cluster
         self._traffic, self._final_traffic = ([Trials(cluster, each) for each in some] for some in (traffic, final))
         self._scores: dict[ModelPlacement, tuple[float, float]] = {}

@@ -61,7 +61,7 @@ class Service:
     Attributes:
         strategy: Of the model there; its batch is the most that runs at once.
         deployed: How it runs where it has the group for itself.
-        prompt_s: From the start of a lone prompt to its first token, through all stages.
+        prompt_s: From the start of a lone prompt to its first token, through all stages; 0 where prompts differ.
         work_s: Seconds of a full group that a request takes: the router's weight.
         fixed_bytes: Weights, activations and runtime, on the fullest GPU.
         request_bytes: Its KV cache of one request, with what the engine's policy lays on top.
@@ -75,6 +75,11 @@ class Service:
     fixed_bytes: float
     request_bytes: float
     allowed_bytes: float
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """Its steady state."""
+        return evaluate(self.deployed.prices.workload, self.strategy)
 
     def slower(self, factor: float) -> Service:
         """The same where every step takes so many times as long."""
@@ -144,7 +149,7 @@ def _served(
 
 def _largest_batch(serving: Workload, strategy: Strategy, objective: Objective) -> tuple[int, float]:
     """(batch, requests a second) of the most that run at once in time; (one on each rank, 0) where not even that is."""
-    anyhow = replace(serving, ttft_slo_s=math.inf, tpot_slo_s=objective.tpot_s)
+    anyhow = replace(serving, ttft_slo_s=math.inf, tpot_slo_s=objective.tpot_s / (1 - serving.margin))
     batch, rate = strategy.attention_dp, 0.0
     while (found := evaluate(anyhow, replace(strategy, batch=batch))).feasible:
         rate = max(rate, found.tokens_per_s_per_gpu * found.gpus / objective.output_tokens)

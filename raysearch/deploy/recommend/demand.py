@@ -11,6 +11,7 @@ from typing import Any, Literal
 from raysearch.base.errors import InputError
 from raysearch.base.limits import check_rate
 from raysearch.deploy.replay.sent_traffic import SentTraffic
+from raysearch.deploy.replay.trace_files import recorded_per_s
 from sim.config.fields import LARGEST_FIELD
 from sim.config.question import Question
 from sim.engines.engine_registry import engine_rules_of
@@ -198,13 +199,6 @@ class Demand:
     def under(self, **changes: Any) -> Demand:
         """The same demand of a workload with other fields."""
         return replace(self, workload=replace(self.workload, **changes))
-
-
-def recorded_per_s(trace: Requests) -> float:
-    """The mean rate of a trace. Raises: InputError: Its requests all come at once."""
-    if not (span_s := float(trace.arrival_s[-1])):
-        raise InputError("--set trace: its requests all come at once: no number of GPUs is enough for them")
-    return (len(trace) - 1) / span_s
 
 
 def chunks_of(question: Question) -> Sequence[int | None]:

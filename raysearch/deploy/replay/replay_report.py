@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 
 from raysearch.base.measured_first_tokens import MEASURED_WORDS, MeasuredTime, replayed_first_token_s
-from raysearch.deploy.place.attainment import AttainmentEstimate, over_seeds
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet
+from raysearch.deploy.replay.seed_estimates import AttainmentEstimate, over_seeds
 from raysearch.deploy.replay.sent_traffic import SentTraffic
 from sim.arrays import Floats
 from sim.json_object import JsonObject
@@ -25,8 +25,8 @@ from sim.replay.goodput import at_percentile, settled, step_factor
 from sim.workload import Workload
 
 PERCENTILES = (50, 90, 99)
-_PARTS = 9
-"""Equally likely parts of the step model's error that are replayed."""
+STEP_ERRORS = tuple((part + 0.5) / 9 for part in range(9))
+"""Probabilities of the step model's error whose steps are replayed: the middles of equally likely parts."""
 _HALVINGS = 7
 """Of the range in which the load is sought at which a service level breaks: within 1 %."""
 _DOUBLINGS = 6
@@ -158,7 +158,7 @@ def replayed_traffic(setup: ReplaySetup, progress: OnReplay = lambda _: None) ->
     outcomes = [setup.fleet.replayed(setup.sent.draw(seed), setup.sent.clients) for seed in range(setup.seeds)]
     runs = [_figures(setup, outcome) for outcome in outcomes]
     limited = min(setup.workload.ttft_slo_s, setup.workload.tpot_slo_s) < math.inf
-    sure = [(part + 0.5) / _PARTS for part in range(_PARTS)] if limited else []
+    sure = STEP_ERRORS if limited else ()
     progress("slower and faster steps")
     kept = [holds(setup, setup.fleet.at(each), turn % setup.seeds) for turn, each in enumerate(sure)]
     report = ReplayReport(setup, runs, outcomes[0], sure, kept, None)

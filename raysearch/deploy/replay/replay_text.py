@@ -12,9 +12,9 @@ from raysearch.base.file_io import degrees_text
 from raysearch.base.measured_first_tokens import MEASURED_WORDS, first_token_limit_text
 from raysearch.base.priced_heading import priced_text
 from raysearch.base.rich_tables import plain_table
-from raysearch.deploy.place.attainment import AttainmentEstimate
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet
 from raysearch.deploy.replay.replay_report import METRICS, ReplayReport
+from raysearch.deploy.replay.seed_estimates import AttainmentEstimate
 from sim.layouts import layout_of
 from sim.strategy import Strategy
 

@@ -124,10 +124,17 @@ def with_lengths_of(question: Question, recorded: Requests) -> Question:
     """The question about requests as long as a trace's are on average, where it says no length."""
     if question.workload is not None:
         return question
-    isl, osl = (max(1, round(float(each.mean()))) for each in (recorded.prompt_tokens, recorded.output_tokens))
+    isl, osl = recorded.mean_tokens
     return replace(
         question, isl=isl if question.isl is None else question.isl, osl=osl if question.osl is None else question.osl
     )
+
+
+def recorded_per_s(trace: Requests) -> float:
+    """The mean rate of a trace. Raises: InputError: Its requests all come at once."""
+    if not (span_s := float(trace.arrival_s[-1])):
+        raise InputError("--set trace: its requests all come at once: no number of GPUs is enough for them")
+    return (len(trace) - 1) / span_s
 
 
 def _recorded(path: Path) -> Iterator[_Recorded]:

@@ -16,9 +16,9 @@ from raysearch.answers.compared_pools import PoolsResult
 from raysearch.answers.recommended import RecommendationResult
 from raysearch.answers.replayed import deployed_in
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet
+from raysearch.deploy.replay.replay_report import STEP_ERRORS
 from sim.pools.best_pools import OnePool
 from sim.pools.matching import Matched
-from sim.replay.requests import Requests
 
 pytestmark = pytest.mark.usefixtures("every_best_alone")
 ASKED = rs.question(
@@ -105,24 +105,75 @@ def test_no_pool_holds_on_fewer_gpus_than_the_steady_state_takes(
     assert answer.pair.load.in_steady_state <= answer.pair.matched.gpus
 
 
-def test_place_answers_as_many_in_time_as_replay_says_of_the_same_replica(tmp_path: Path) -> None:
+_FLEET = """
+name = "mine"
+hardware = "h100_sxm"
+gpus = {gpus}
+[[models]]
+model = "llama_3_1_8b"
+{traffic}
+tpot_ms = 15
+ttft_ms = 300
+"""
+_AT_RANDOM = "requests_per_s = {rate}\nisl = 2000\nosl = 100"
+
+
+def _placed(folder: Path, gpus: int, traffic: str, **options: Any) -> rs.PlacementResult:
+    path = folder / "fleet.toml"
+    path.write_text(_FLEET.format(gpus=gpus, traffic=traffic))
+    return rs.place(path, **options)
+
+
+@pytest.mark.parametrize("by_trace", [False, True])
+def test_place_answers_as_many_in_time_as_replay_says_of_the_same_replica(
+    by_trace: bool, trace: Path, tmp_path: Path
+) -> None:
     """Where few are late: `place` refuses those who would be."""
-    path = tmp_path / "fleet.toml"
-    path.write_text(
-        'name = "mine"\nhardware = "h100_sxm"\ngpus = 1\n[[models]]\nmodel = "llama_3_1_8b"\nrequests_per_s = 3.0\n'
-        "isl = 2000\nosl = 100\ntpot_ms = 15\nttft_ms = 300\n"
-    )
-    plan = rs.place(path, requests=200, seeds=1).plan
+    traffic = f'requests_per_s = 3.0\ntrace = "{trace}"' if by_trace else _AT_RANDOM.format(rate=3.0)
+    plan = _placed(tmp_path, 1, traffic, requests=200, seeds=1).plan
     ((group,),) = [plan.best.found.placement]
-    service = plan.fleet.cluster.services[0, group.shape]
-    (arrivals,) = plan.traffic.draw(plan.fleet.cluster)
-    lengths = [[each] * len(arrivals) for each in (2000, 100)]
-    sent = Requests(arrivals.times_s, *map(np.array, lengths))
-    replayed = AggregatedFleet(service.deployed, 1).replayed(sent, None)
-    counted = arrivals.times_s >= 0.1 * arrivals.horizon_s
+    service = plan.best.cluster.services[0, group.shape]
+    (sent,) = plan.traffic.draw(plan.fleet.cluster)
+    assert {*sent.requests.prompt_tokens.tolist()} == ({1024, 3072} if by_trace else {2000})
+    replayed = AggregatedFleet(service.deployed, 1).replayed(sent.requests, None)
+    assert (replayed.hit_share > 0.1) == by_trace
+    counted = sent.times_s >= 0.1 * sent.horizon_s
     in_time = (replayed.ttft_s <= 0.3) & (replayed.tpot_s <= 0.015)
     assert 0.9 < in_time[counted].mean() == plan.best.attained.value
     assert plan.best.trials[0].ttft_s[0] == pytest.approx(replayed.ttft_s[counted].mean())
+
+
+@pytest.mark.parametrize("percentile", [90.0, 99.0])
+def test_place_holds_the_percentile_where_replay_does_with_steps_of_each_length(
+    percentile: float, tmp_path: Path
+) -> None:
+    plan = _placed(tmp_path, 1, _AT_RANDOM.format(rate=8.0), requests=200, seeds=2, percentile=percentile).plan
+    option, runs = plan.best, plan.traffic.draw(plan.fleet.cluster)
+    ((group,),) = [option.found.placement]
+    fleet = AggregatedFleet(option.cluster.services[0, group.shape].deployed, 1)
+    kept: list[bool] = []
+    for turn, sure in enumerate(STEP_ERRORS):
+        sent = runs[turn % 2]
+        replayed = fleet.at(sure).replayed(sent.requests, None)
+        counted = sent.times_s >= 0.1 * sent.horizon_s
+        latencies_s = replayed.ttft_s[counted], replayed.tpot_s[counted]
+        first_s, token_s = (float(np.percentile(each, percentile)) for each in latencies_s)
+        kept.append(first_s <= 0.3 and token_s <= 0.015)
+    assert list(option.kept) == kept
+    assert 0 < option.probability < 1
+
+
+def test_place_holds_on_the_gpus_that_recommend_and_pools_name_and_not_on_fewer(
+    both: tuple[RecommendationResult, PoolsResult], tmp_path: Path
+) -> None:
+    one = both[1].points[0].ways["aggregated"]
+    assert isinstance(one, OnePool)
+    assert one.gpus == both[0].answer.options[0].fleet.gpus > 1
+    enough, fewer = (
+        _placed(tmp_path, gpus, _AT_RANDOM.format(rate=LOAD), requests=200, seeds=2).plan.best
+        for gpus in (one.gpus, one.gpus - 1)
+    )
+    assert enough.probability >= 0.9 > fewer.probability
 
 
 def test_a_mix_of_lengths_is_replayed_and_what_holds_is_what_replay_says(tmp_path: Path) -> None:

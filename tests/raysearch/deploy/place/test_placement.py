@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from raysearch.base.errors import InputError
 from raysearch.cli.app import app
-from raysearch.deploy.place.attainment import SampledTraffic, Trials, over_seeds, tried
+from raysearch.deploy.place.attainment import Trials, tried
 from raysearch.deploy.place.fleet_file import load_fleet
+from raysearch.deploy.place.fleet_traffic import SampledTraffic
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed, Tenant, all_placements, partitions
 from raysearch.deploy.place.placement_search import best_placements, dedicated, replicated, shared
 from raysearch.deploy.place.service import GroupShape, Objective, Service
+from raysearch.deploy.replay.seed_estimates import over_seeds
 from sim.config.files import CatalogError
 from sim.replay.arrivals import Stream
 from tests.one_pass import stated
@@ -226,6 +229,8 @@ def test_nothing_in_time_is_shown_by_the_exit_code(tmp_path: Path) -> None:
         ("llama_3_1_8b", "lama_3_1_8b", "did you mean 'llama_3_1_8b'?"),
         ("gpus = 2", 'gpus = 2\nengine = "vlm"', "did you mean 'vllm'?"),
         ("llama_3_1_8b", "llama_3_1_405b", "has room on no group"),
+        ("osl = 20\n", "", "osl: missing; expected them, or a trace"),
+        ("osl = 20\n", 'trace = "mine.csv"\n', "cv, isl: the trace has them"),
     ],
 )
 def test_mistakes_in_a_file_are_one_message(tmp_path: Path, was: str, instead: str, message: str) -> None:
@@ -238,3 +243,39 @@ def test_more_gpus_and_less_load_never_lose_requests() -> None:
     heavy, light = attained(of, SHARED), attained(of.at(rate=0.5), SHARED)
     assert light > heavy
     assert attained(of.slower(1.2), SHARED) < heavy
+
+
+def test_models_have_a_trace_at_rates_of_their_own_from_other_places_on_in_each_run(tmp_path: Path) -> None:
+    rows = [f"2026-01-01 00:00:{second:02d}.000,{1000 + second},{10 + second}" for second in range(40)]
+    (tmp_path / "mine.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    text = SMALL.replace("cv = 4.0\nisl = 2000\nosl = 20\n", 'trace = "mine.csv"\n')
+    other = (
+        '[[models]]\nmodel = "llama_3_1_8b"\nname = "other"\nrequests_per_s = 8.0\nisl = 3000\nosl = 7\nttft_ms = 300.0'
+    )
+    cluster = load_fleet(written(tmp_path, f"{text}\n{other}")).cluster
+    first, second = SampledTraffic(2000, (0, 1)).draw(cluster)
+    lengths = first.requests.prompt_tokens
+    assert {*lengths[first.models == 2].tolist()} == {3000}
+    for model in (0, 1):
+        own = first.requests.of_rows(np.flatnonzero(first.models == model))
+        assert len(own) == pytest.approx(2000 * 4 / 16, abs=1)  # by its rate, in more than one round
+        assert (own.output_tokens - 10 == own.prompt_tokens - 1000).all()
+        assert ((np.diff(own.prompt_tokens) == 1) | (np.diff(own.prompt_tokens) == -39)).all()
+        assert np.diff(own.arrival_s) == pytest.approx(0.25)
+        assert own.prompt_tokens[0] != second.requests.prompt_tokens[second.models == model][0]
+    assert lengths[first.models == 0][0] != lengths[first.models == 1][0]
+
+
+def test_a_trace_takes_the_place_of_burstiness_and_lengths(tmp_path: Path) -> None:
+    rows = [
+        json.dumps({"timestamp": 50 * at, "input_length": 600, "output_length": 5, "hash_ids": [at, at + 1]})
+        for at in range(100)
+    ]
+    (tmp_path / "mine.jsonl").write_text("\n".join(rows))
+    few = ("--set", "requests=100", "--set", "seeds=2", "--set", f"trace={tmp_path / 'mine.jsonl'}")
+    answer = json.loads(ask(written(tmp_path), *few, "--set", "percentile=90", "--json").stdout)
+    assert answer["percentile"] == 90
+    assert answer["best"]["probability"] == 1.0
+    assert {each["cv"] for each in answer["best"]["models"]} == {None}
+    with pytest.raises(InputError, match="--set cv=2: of requests that come at random"):
+        ask(written(tmp_path), *few, "--set", "cv=2")
