@@ -197,7 +197,8 @@ class SearchResult(Result):
             trust["near_limits"] = near
         if (gap := self.gap) is not None:
             trust |= {"bound_tokens_per_s_per_gpu": self.summary["optimum"], "gap": gap}
-        return {**priced_dict(self.workload), **self.summary, **trust, "folder": str(self.folder)}
+        asked = {"question": self.question.record(), **priced_dict(self.workload)}
+        return {**asked, **self.summary, **trust, "folder": str(self.folder)}
 
     def to_rows(self) -> list[JsonObject]:
         """A row per call."""

@@ -25,7 +25,7 @@ def pretrain(
 ) -> None:
     """Train what the searcher `prior` starts from, on random workloads solved by the simulator.
 
-    First a network that predicts what a strategy does. Then, if the file has a table [policy], the policy that chooses
+    First a network that predicts what a strategy does. Then, if the file has a table `policy`, the policy that chooses
     the calls: from the true regret of candidates, and by PPO on whole searches.
 
     Ctrl-C loses only the last few seconds: the same command continues. The folder has a TensorBoard log.

@@ -115,7 +115,8 @@ def stated_deployments(
     if record.get("question") is not None:
         _check_named(where, question)
         question = question or question_of(where, record)
-        record = _alternative(where, record, alternative) if "best" in record else record
+        if "best" in record and not isinstance(record["best"], int | float):
+            record = _alternative(where, record, alternative)
     if question is None:
         raise InputError(f"{where} names no workload: name it with --workload, or describe it with --model")
     apart = record.get("prefill") and record.get("decode")

@@ -1,4 +1,4 @@
-"""What a file that is exported must hold: an answer of `recommend`, `pools` or `tune-live`, or a printed strategy."""
+"""What a file that is exported must hold: an answer of `recommend`, `pools`, `tune-live` or `search`, or a strategy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from raysearch.base.limits import MOST_GPUS
-from raysearch.runs.records import Record, StoredStrategy
+from raysearch.runs.records import Figure, Record, StoredStrategy
 from sim.config.fields import Count
 from sim.config.question import Question, RecordedQuestion
 from sim.json_object import JsonFields, JsonObject
@@ -59,11 +59,11 @@ class StoredFormats(Record):
 
 
 class Exportable(Record):
-    """Any of those files: its keys show which."""
+    """Any of those files: its keys show which. The `best` of a search is a figure."""
 
     question: RecordedQuestion | None = None
     precisions: StoredFormats | None = None
-    best: StoredChoice | None = None
+    best: StoredChoice | Figure | None = None
     alternatives: list[StoredChoice] = Field(default_factory=list)
     points: list[JsonObject] | None = None
     longest_request: Count | None = None

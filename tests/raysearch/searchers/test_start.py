@@ -78,8 +78,9 @@ def test_the_optimum_is_one_strategy_and_a_file_of_it_is_the_same(tmp_path: Path
     found = start_strategies("optimum", question, SPACE)
     assert [as_strategy(each) for each in found] == [find_cached_optimum(MIXTRAL).strategy]
     path = tmp_path / "best.json"
-    path.write_text(json.dumps({"strategy": found[0]}))
-    assert start_strategies(str(path), question, SPACE) == found
+    for written in ({"strategy": found[0]}, {"strategy": found[0], "best": 3.5}):  # of a search, with its figure
+        path.write_text(json.dumps(written))
+        assert start_strategies(str(path), question, SPACE) == found
 
 
 @pytest.mark.parametrize("start", ["ruler", "/nowhere/at/all"])

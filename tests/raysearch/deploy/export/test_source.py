@@ -104,12 +104,14 @@ LOAD = ("--requests-per-s", "1", "--set", "requests=20", "--set", "seeds=1")
         ("explain", ONE),
         ("complete", (*ONE, "--dims", ",".join("?" * 10))),
         ("replay", (*ONE, *LOAD)),
+        ("search", ("--budget", "3", "--out", "OUT")),
     ],
 )
 def test_what_any_command_prints_states_its_question_and_is_exported_and_replayed(
     command: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
     file = tmp_path / "printed.json"
+    words = tuple(word.replace("OUT", str(tmp_path / "out")) for word in words)
     file.write_text(RUNNER.invoke(app, [command, *SMALL, *words, "--json"], catch_exceptions=False).stdout)
     printed = json.loads(file.read_text())
     asked = Question.of_record(printed["question"])
