@@ -124,6 +124,8 @@ class ReportResult(Result):
             yield ""
             yield published_table(self.published, beside_published(self.published, report.runs))
         for run in report.runs:
+            if noise := run.get("noise"):
+                yield f"Answers of {run['run_id']} scatter by {noise:.0%}: its best is by what all of them tell."
             for difference in run.get("answers_differ") or ():
                 yield f"The simulator of {run['run_id']} is not pure. {difference}"
         finished = sum(run["complete"] for run in report.runs)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypedDict, cast
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -278,6 +278,8 @@ class RunSummary(Record):
         feasible_calls: Of strategies within the limits.
         best: Of the best feasible strategy, tokens/s/GPU; 0 without one.
         strategy: The best feasible strategy; null without one.
+        noise: Standard deviation of the log of an answer, as the black box declares it. Above 0, `strategy` and `best`
+            are not of the luckiest answer but of what all answers together tell of the strategies that were called.
         digest: Of the calls: equal runs have equal ones.
         rows_sha256: Of the Parquet file that holds the calls.
         config_hash: Digest of the workload, of its model and of its machine.
@@ -301,6 +303,7 @@ class RunSummary(Record):
     feasible_calls: Calls
     best: Figure
     strategy: StoredStrategy | None
+    noise: Annotated[float, Field(ge=0, le=1)] = 0.0
     digest: Label
     rows_sha256: Label
     config_hash: Label
@@ -343,6 +346,7 @@ class RunRow(TypedDict):
     improvements: list[tuple[int, float]] | None
     answers_differ: list[str] | None
     strategy: JsonObject | None
+    noise: NotRequired[float]
     digest: str | None
     config_hash: str
     version: str

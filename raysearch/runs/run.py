@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from envs.recording import CallGate, saved_rows
-from envs.rows import COMPACT_FILE, ROWS_FILE, RowsTaken, RowWriter, compact, write_compact
+from envs.rows import COMPACT_FILE, ROWS_FILE, RowsTaken, RowWriter, compact, read_rows, write_compact
 from envs.saved_state import SavedState
 from envs.strategy_env import SimulatorFailure, StrategyEnv, failure_text
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import read_record, strategy_dict, write_record
 from raysearch.base.version import __version__
+from raysearch.runs.believed import believed_best
 from raysearch.runs.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 from raysearch.runs.in_flight import CallsInFlight, recorded_order
 from raysearch.runs.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary, renamed_fields, run_name
 from raysearch.searchers.interface import Searcher
 from raysearch.searchers.registry import make_searcher
-from raysearch.simulators.opening import Patience, open_simulator, searched_space
+from raysearch.simulators.opening import Patience, declared_noise, open_simulator, searched_space
 from raysearch.simulators.protocol import Simulator
 from sim.config.code import source_digests
 from sim.json_object import JsonObject
@@ -229,7 +230,10 @@ class SearchRun:
         scores = {"optimum": self.optimum, "fraction_of_optimum": metrics.get("fraction_of_optimum")}
         written = {**self.summary(), **scores, "wall_s": self._wall_s, "metrics": metrics}
         written["improvements"] = self._improvements
-        written["answers_differ"] = self._simulator.asked_twice(self.workload)
+        if noise := declared_noise(self.spec.simulator):
+            written |= {"noise": noise, **believed_best(self._space, read_rows(self.out_dir), noise)}
+        else:
+            written["answers_differ"] = self._simulator.asked_twice(self.workload)
         compacted = write_compact(
             self.out_dir / ROWS_FILE, self.out_dir / COMPACT_FILE, calls=self.calls, seal=self._rows.seal()
         )

@@ -99,6 +99,15 @@ def check_workers(simulator: str | None, workers: int) -> None:
         raise InputError(f"simulator {simulator!r} may hang or die, so it needs workers: expected >= 1, got 0")
 
 
+def declared_noise(simulator: str | None) -> float:
+    """Standard deviation of the log of a black box's answers, as it declares; 0 of a pure one and of our own."""
+    if simulator is None:
+        return 0.0
+    from raysearch.simulators.plugin import load_plugin
+
+    return load_plugin(simulator).noise
+
+
 def answers_dir() -> Path:
     """Where answers of plugged-in simulators are kept, beside the optima."""
     return cache_dir() / "answers"

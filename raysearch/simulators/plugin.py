@@ -23,20 +23,24 @@ SIMULATORS_GROUP = "raysearch.simulators"
 """Group in which a package's pyproject.toml declares simulators."""
 OWN = "raysearch"
 """Name of the simulator of this package."""
+MOST_NOISE = 1.0
+"""[assumed] Beyond it an answer tells next to nothing."""
 
 
 class Plugin:
     """A black box and what is known about it.
 
     A black box is any callable from `(sim.workload.Workload, sim.strategy.Strategy)` to a
-    `raysearch.simulators.measurement.Measurement`. It must be pure: equal strategies give equal answers. It may carry
-    three attributes: `degrees_only`, True if the dims make no difference to it; `fingerprint`, a text that changes
-    when its answers do (its database's version, say), without which its module's source stands for it; and `packages`,
-    names of installed packages whose versions its answers depend on, beside the one that it comes from.
+    `raysearch.simulators.measurement.Measurement`. It must be pure: equal strategies give equal answers, unless it says
+    how noisy it is. It may carry four attributes: `degrees_only`, True if the dims make no difference to it; `noise`,
+    the standard deviation of the log of an answer; `fingerprint`, a text that changes when its answers do (its
+    database's version, say), without which its module's source stands for it; and `packages`, names of installed
+    packages whose versions its answers depend on, beside the one that it comes from.
 
     Attributes:
         name: As the user gave it.
         degrees_only: Whether only tp, ep, pp and batch are searched.
+        noise: See above; 0 if it is pure.
     """
 
     def __init__(self, name: str, function: Callable[[Workload, Strategy], Any]) -> None:
@@ -44,6 +48,12 @@ class Plugin:
         self._function = function
         with foreign(f"simulator {name!r}: cannot find out what it is", InputError):
             self.degrees_only = bool(getattr(function, "degrees_only", False))
+            self.noise = float(getattr(function, "noise", 0.0))
+        if not 0 <= self.noise <= MOST_NOISE:
+            raise InputError(
+                f"simulator {name!r}: expected noise from 0 to {MOST_NOISE}, the standard deviation of the log of an "
+                f"answer (0.05 for 5 %), got {self.noise!r}"
+            )
 
     def __call__(self, workload: Workload, strategy: Strategy) -> Evaluation:
         """Asks the black box. Raises whatever it raises, and ValueError for an answer that is none."""

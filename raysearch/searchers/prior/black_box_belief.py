@@ -11,7 +11,7 @@ from scipy.special import expit, ndtr
 
 from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
-from raysearch.searchers.prior.gaussian_process import ResidualProcess, Scales
+from raysearch.searchers.prior.gaussian_process import NOISES, ResidualProcess, Scales
 from raysearch.searchers.prior.network import Prior, StepPrediction
 from raysearch.searchers.prior.simulated_terms import TermSourceName, term_source
 from raysearch.searchers.prior.strategy_features import Features, Reals, WorkloadFeatures
@@ -87,6 +87,7 @@ class BlackBoxBelief:
         space: Whose strategies are called.
         terms: Where expectations come from.
         adapt: Whether answers correct it.
+        noise: Standard deviation of the log of an answer, where it is known.
 
     Attributes:
         actions: That were called.
@@ -98,7 +99,13 @@ class BlackBoxBelief:
     """
 
     def __init__(
-        self, prior: Prior, space: StrategySpace, terms: TermSourceName = "simulator", *, adapt: bool = True
+        self,
+        prior: Prior,
+        space: StrategySpace,
+        terms: TermSourceName = "simulator",
+        *,
+        adapt: bool = True,
+        noise: float | None = None,
     ) -> None:
         self.prior, self._space, self._adapt = prior, space, adapt
         self._features = WorkloadFeatures(space.workload)
@@ -106,7 +113,7 @@ class BlackBoxBelief:
         self._phase = phase_of(space.workload)
         self._log_tpot_limit = math.log(min(space.workload.tpot_limit_s, 1e6))
         self._log_ttft_limit = math.log(min(space.workload.ttft_limit_s, 1e6))
-        self._time = ResidualProcess(self._source.time)
+        self._time = ResidualProcess(self._source.time, (noise,) if noise else NOISES)
         self._limits = ResidualProcess(self._source.limits)
         self.actions: list[Action] = []
         self.answers: list[Answer] = []
@@ -208,12 +215,19 @@ class BlackBoxBelief:
     @property
     def best(self) -> float:
         """Tokens/s/GPU of the best so far; where answers are noisy, of what they are about."""
-        raw, _, _ = np.array(self.answers).reshape(-1, 3).T
-        if not raw.any() or self._time.scales.noise < _NOISY or not self._adapt:
-            return float(raw.max(initial=0.0))
-        predicted, feasible = self._expected(), raw > 0
-        error, _ = self._time.expected(np.array(self.inputs)[feasible])
-        return float(np.exp(predicted.log_tokens[feasible] - predicted.log_step_s[feasible] - error).max())
+        if self._adapt and self._time.scales.noise >= _NOISY and (found := self.believed_best()):
+            return found[1]
+        return max((answer.raw for answer in self.answers), default=0.0)
+
+    def believed_best(self) -> tuple[int, float] | None:
+        """Of the calls within all limits, the one of which most is believed: its place and its tokens/s/GPU."""
+        rows = np.flatnonzero([answer.raw > 0 for answer in self.answers])
+        if not len(rows):
+            return None
+        predicted = self._expected()
+        error, _ = self._time.expected(np.array(self.inputs)[rows])
+        log_tokens = predicted.log_tokens[rows] - predicted.log_step_s[rows] - error
+        return int(rows[np.argmax(log_tokens)]), float(np.exp(log_tokens.max()))
 
     # --- what answers tell ---------------------------------------------------------------------
 
@@ -260,11 +274,15 @@ class BlackBoxBelief:
 
     def note(self, action: Action, answer: Answer) -> None:
         """Keeps what came of a call; `learn` takes it in."""
-        features, predicted = self.predict(action[None])
-        self.actions.append(action)
-        self.answers.append(answer)
-        self.inputs.append(features.inputs[0])
-        self._foreseen.append((float(features.log_tokens[0]), *(float(each[0]) for each in predicted)))
+        self.note_all(action[None], [answer])
+
+    def note_all(self, actions: Action, answers: Sequence[Answer]) -> None:
+        """Keeps what came of calls of actions `[n, A]`."""
+        features, predicted = self.predict(actions)
+        self.actions += list(actions)
+        self.answers += answers
+        self.inputs += list(features.inputs)
+        self._foreseen += [*zip(features.log_tokens.tolist(), *(each.tolist() for each in predicted), strict=True)]
 
     def residuals(self) -> Reals:
         """Log of answered over expected time of a step `[calls]`, uncorrected; 0 where nothing was answered."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
 
 import numpy as np
@@ -34,7 +34,7 @@ _MACHINE_SCALES = (0.1, 0.3, 1.0, 3.0, 10.0)
 """[assumed] Of errors that all strategies share: from a black box that is the simulator to one twice as slow."""
 _OWN_SCALES = (0.3, 1.0, 2.5, 6.0)
 """[assumed] Of errors that go with degrees and choices."""
-_NOISES = (1e-3, 0.02, 0.06)
+NOISES = (1e-3, 0.02, 0.06)
 """[assumed] Standard deviations of the log of an answer asked for twice: a simulator's, and two of measurements."""
 _LOG_WIDTH = 1.5
 """[assumed] Nats by which a scale is unlikely whose log is one off."""
@@ -51,7 +51,7 @@ class Scales(NamedTuple):
 
     machine: float = 1.0
     own: float = 1.0
-    noise: float = _NOISES[0]
+    noise: float = NOISES[0]
 
 
 def covariance_parts(kernel: ResidualKernel, one: Reals, other: Reals) -> tuple[Reals, Reals]:
@@ -117,7 +117,7 @@ class _Hypothesis(NamedTuple):
 def log_marginal(kernel: ResidualKernel, inputs: Reals, residuals: Reals) -> float:
     """Log density of the residuals `[n]` of a workload whose scales are unknown, as in a search before its answers."""
     parts = covariance_parts(kernel, inputs, inputs)
-    least = [each for each in _scales() if each.noise == _NOISES[0]]
+    least = list(_scales(NOISES[:1]))
     logs = [log_evidence(_matrix(parts, each), residuals) - _unlikely(each) for each in least]
     total = np.logaddexp.reduce([-_unlikely(each) for each in least])
     return float(np.logaddexp.reduce(logs) - total)
@@ -132,6 +132,7 @@ class ResidualProcess:
 
     Args:
         kernel: How they go together.
+        noises: Standard deviations of the log of an answer that may be.
 
     Attributes:
         weighed: Scales and their probabilities, the likeliest first.
@@ -139,12 +140,12 @@ class ResidualProcess:
         factors: Likeliest logs of how many times as long each of `FEATURE_TERMS` takes as expected, `[FACTOR_COUNT]`.
     """
 
-    def __init__(self, kernel: ResidualKernel) -> None:
-        self._kernel = kernel
+    def __init__(self, kernel: ResidualKernel, noises: Sequence[float] = NOISES) -> None:
+        self._kernel, self._noises = kernel, noises
         self.inputs: Reals = np.zeros((0, 0), np.float32)
         self.values: Reals = np.zeros(0)
         self._there = self.inputs  # as they are on a machine of `factors`
-        self.weighed = _normalised([(-_unlikely(scales), scales) for scales in _scales()])
+        self.weighed = _normalised([(-_unlikely(scales), scales) for scales in _scales(noises)])
         self.fitted = 0
         self.factors: Reals = np.zeros(len(FEATURE_TERMS))
         self._hypotheses: list[_Hypothesis] = []
@@ -190,7 +191,9 @@ class ResidualProcess:
             self._hypotheses.append(_Hypothesis(weight, scales, lower, solve_triangular(lower, values, lower=True)))
 
     def _weighed(self, parts: tuple[Reals, Reals], values: Reals) -> list[tuple[float, Scales]]:
-        return _normalised([(log_evidence(_matrix(parts, each), values) - _unlikely(each), each) for each in _scales()])
+        return _normalised(
+            [(log_evidence(_matrix(parts, each), values) - _unlikely(each), each) for each in _scales(self._noises)]
+        )
 
     def under_each(self, inputs: Reals) -> list[tuple[float, Reals, Reals]]:
         """Of every hypothesis its probability, and mean and standard deviation `[n]` of the residuals of strategies."""
@@ -220,14 +223,14 @@ class ResidualProcess:
         return mean, np.sqrt(np.maximum(square - mean**2, 1e-8))
 
 
-def _scales() -> Iterator[Scales]:
-    return itertools.starmap(Scales, itertools.product(_MACHINE_SCALES, _OWN_SCALES, _NOISES))
+def _scales(noises: Sequence[float]) -> Iterator[Scales]:
+    return itertools.starmap(Scales, itertools.product(_MACHINE_SCALES, _OWN_SCALES, noises))
 
 
 def _unlikely(scales: Scales) -> float:
     """Minus the log of the probability of scales before any answer, but for a constant."""
     apart = math.log(scales.machine) ** 2 + math.log(scales.own) ** 2
-    return (apart + 0.5 * math.log(scales.noise / _NOISES[0])) / _LOG_WIDTH
+    return (apart + 0.5 * math.log(scales.noise / NOISES[0])) / _LOG_WIDTH
 
 
 def _normalised(found: list[tuple[float, Scales]]) -> list[tuple[float, Scales]]:

@@ -9,8 +9,11 @@ import signal
 import sys
 import threading
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from raysearch.simulators.measurement import Measurement
 from sim.evaluation import Evaluation
@@ -100,6 +103,16 @@ def nan(workload: Workload, strategy: Strategy) -> Measurement:
 def noisy(workload: Workload, strategy: Strategy) -> Measurement:
     """Says something else whenever it is asked."""
     return Measurement(float(time.monotonic_ns() % 10**12), tpot_s=0.01)
+
+
+def scattered(workload: Workload, strategy: Strategy) -> Evaluation:
+    """Our simulator, whose times are out by a factor that the strategy decides."""
+    found = evaluate(workload, strategy)
+    factor = math.exp(np.random.default_rng(zlib.crc32(repr(strategy).encode())).normal(0, 0.1))
+    return replace(found, tokens_per_s_per_gpu=found.tokens_per_s_per_gpu / factor, tpot_s=found.tpot_s * factor)
+
+
+scattered.noise = 0.1  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def talkative(workload: Workload, strategy: Strategy) -> Measurement:

@@ -16,6 +16,7 @@ from sim.config.catalog import load_workload
 from sim.layers.heuristics import megatron_dims
 from sim.simulate import evaluate
 from sim.strategy import Strategy
+from tests.raysearch.simulators.boxes import scattered
 
 BOXES = "tests.raysearch.simulators.boxes:"
 WORKLOAD = load_workload("gpt_moe_1_2t_16k")
@@ -89,6 +90,13 @@ def test_a_module_that_misbehaves_when_it_is_looked_at_is_one_clear_error(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError, match=rf"simulator '{name}:box': cannot [^\n]*$"):
         assert load_plugin(f"{name}:box").fingerprint
+
+
+@pytest.mark.parametrize("noise", [-0.1, 1.5, math.nan, math.inf])
+def test_a_noise_that_is_none_is_one_error(noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scattered, "noise", noise)
+    with pytest.raises(InputError, match=r"expected noise from 0 to 1\.0, the standard deviation of the log"):
+        load_plugin(BOXES + "scattered")
 
 
 @pytest.mark.parametrize(

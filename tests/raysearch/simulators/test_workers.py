@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from envs.calls import parse_dims_text
 from envs.rows import read_rows
 from envs.space import StrategySpace
 from envs.strategy_env import SimulatorFailure
 from raysearch.base.errors import InputError
+from raysearch.base.file_io import as_strategy
 from raysearch.runs.in_flight import recorded_order
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
@@ -25,6 +27,7 @@ from raysearch.simulators.opening import Patience
 from raysearch.simulators.plugin import load_simulator
 from raysearch.simulators.protocol import InProcess
 from raysearch.simulators.workers import Workers
+from raysearch.studies.results import verify
 from sim.config.catalog import load_workload
 from sim.config.files import config_path
 from sim.simulate import evaluate
@@ -235,6 +238,28 @@ def test_a_black_box_that_does_not_repeat_itself_is_found_out(new_run: NewRun, l
     best = noisy.summary()["best"]
     assert 1 <= len(differing) <= 3
     assert f": {best:.6g} tokens/s/GPU, asked again " in differing[0]
+
+
+@pytest.mark.parametrize("searcher", ["prior", "genetic"])
+def test_of_answers_that_are_declared_noisy_the_luckiest_is_not_taken_for_the_best(
+    new_run: NewRun, tiny_workload: Path, searcher: str
+) -> None:
+    run = new_run("noisy", "scattered", workers=1, searcher=searcher, budget=100, workload=tiny_workload, here=True)
+    run.advance(100)
+    found = run.finish()
+    rows = read_rows(run.out_dir)
+    luckiest = rows.loc[rows["tokens_per_s_per_gpu"].where(rows["feasible"], 0.0).idxmax()]
+    workload = run.workload
+    truths = [
+        evaluate(workload, as_strategy(each)).tokens_per_s_per_gpu
+        for each in (found["strategy"], {**luckiest[["tp", "ep", "pp", "batch"]], **parse_dims_text(luckiest["dims"])})
+    ]
+    assert truths[0] > truths[1]
+    assert found["best"] == pytest.approx(truths[0], rel=0.05)
+    assert found["best"] < luckiest["tokens_per_s_per_gpu"]
+    assert "answers_differ" not in found  # they are meant to
+    (verified,) = verify(run.out_dir).runs
+    assert verified.get("noise") == found["noise"] == 0.1
 
 
 @pytest.mark.parametrize(
