@@ -199,8 +199,10 @@ class Vizier(_Peer):
 
     def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: Any) -> None:
         super().__init__(space, seed=seed, budget=budget, options=options)
+        from jax.random import PRNGKey
         from vizier import pyvizier
-        from vizier.algorithms.designers.gp_ucb_pe import VizierGPUCBPEBandit
+        from vizier.algorithms.designers import VizierGPUCBPEBandit
+        from vizier.pyvizier.converters.padding import PaddingSchedule, PaddingType
 
         problem = pyvizier.ProblemStatement()
         for each in space.coordinates:
@@ -212,7 +214,9 @@ class Vizier(_Peer):
         problem.metric_information.append(
             pyvizier.MetricInformation("merit", goal=pyvizier.ObjectiveMetricGoal.MAXIMIZE)
         )
-        self._vizier, self._designer, self._count = pyvizier, VizierGPUCBPEBandit(problem, seed=seed), 0
+        padded = PaddingSchedule(num_trials=PaddingType.MULTIPLES_OF_10)  # or JAX compiles at every call
+        self._designer = VizierGPUCBPEBandit(problem, rng=PRNGKey(seed), padding_schedule=padded)
+        self._vizier, self._count = pyvizier, 0
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """One suggestion."""
@@ -230,7 +234,7 @@ class Vizier(_Peer):
             for each, index in zip(self.space.coordinates, action.tolist(), strict=True)
             if len(each.values) > 1
         }
-        trial = self._vizier.Trial(self._count, parameters=parameters)
+        trial = self._vizier.Trial(id=self._count, parameters=parameters)
         trial.complete(self._vizier.Measurement({"merit": merit(outcome)}))
         self._designer.update(CompletedTrials([trial]), ActiveTrials())
 
