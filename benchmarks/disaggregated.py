@@ -108,6 +108,8 @@ def workload_of_recipe(recipe: Recipe, gpus: int, requests: int) -> Workload:
         isl=ISL,
         osl=OSL,
         gpus=gpus,
+        tpot_ms=0,
+        ttft_ms=0,
         weights="bf16" if recipe["precision"] == "fp4" else "fp8_block",
         kv_cache="fp8",
         confidence=EVEN_ODDS,

@@ -68,6 +68,8 @@ def rows(path: Path) -> Iterator[Row]:
                 weights=entry["weights"],
                 kv_cache="fp8",
                 gpus=gpus,
+                tpot_ms=0,
+                ttft_ms=0,
                 batches="powers_of_two",
                 prompt_wait_steps=entry.get("prompt_wait_steps", 0),
                 **_speculation(layout.get("draft_tokens", 0)),

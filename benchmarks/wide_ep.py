@@ -74,6 +74,8 @@ def _predicted(stated: dict[str, str]) -> Row:
         isl=int(stated["isl"]),
         osl=int(stated["osl"]),
         gpus=gpus,
+        tpot_ms=0,
+        ttft_ms=0,
         weights=stated["weights"],
         kv_cache=stated["kv_cache"],
         expert_exchange="all_to_all",

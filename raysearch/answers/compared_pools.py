@@ -85,28 +85,37 @@ class PoolsResult(Result):
         for rate in (loads := sweep.get("requests_per_s", [requests_per_s])):
             check_rate(rate)
         mixes = _mixes(question, sweep.get("isl"), mix)
-        question = replace(
-            question,
-            phase=SERVE.name,
-            isl=max(1, round(mixes[0].prompt_tokens)),
-            osl=max(1, round(mixes[0].output_tokens)),
-            gpus=int(max(sweep["gpus"])) if "gpus" in sweep else question.gpus,
-        )
+        gpus = int(max(sweep["gpus"])) if "gpus" in sweep else question.gpus
+        questions = [
+            replace(
+                question,
+                phase=SERVE.name,
+                isl=max(1, round(mix.prompt_tokens)),
+                osl=max(1, round(mix.output_tokens)),
+                gpus=gpus,
+            )
+            for mix in mixes
+        ]
+        question = questions[0]
         workload = question.load()
         if afd and not workload.model.is_moe:
             raise InputError(f"--set afd: {workload.model.name} has no experts to set apart: leave it out")
         kept = 1 - workload.margin
-        ttfts_s = [each / 1e3 for each in sweep["ttft_ms"]] if "ttft_ms" in sweep else [workload.ttft_slo_s]
-        limits = [
-            Limits(int(size), workload.tpot_slo_s * kept, ttft_s * kept, load)
-            for size in sweep.get("gpus", [workload.max_gpus])
-            for ttft_s in ttfts_s
-            for load in loads
-        ]
+
+        def limits_of(asked: Question) -> list[Limits]:
+            ttfts_s = [each / 1e3 for each in sweep["ttft_ms"]] if "ttft_ms" in sweep else [asked.load().ttft_slo_s]
+            return [
+                Limits(int(size), workload.tpot_slo_s * kept, ttft_s * kept, load)
+                for size in sweep.get("gpus", [workload.max_gpus])
+                for ttft_s in ttfts_s
+                for load in loads
+            ]
+
+        limits = [limits_of(each) for each in questions]
         unlimited = replace(workload, tpot_slo_s=math.inf, ttft_slo_s=math.inf)
-        case = Case(unlimited, mixes[0], limits[0], kv_hidden, host, cv, percentile, requests, recorded)
+        case = Case(unlimited, mixes[0], limits[0][0], kv_hidden, host, cv, percentile, requests, recorded)
         case = replace(case, chunks=chunks_of(question))
-        return cls(question, along_traffic(case, mixes, limits, progress), afd)
+        return cls(question, along_traffic(case, zip(mixes, limits, strict=True), progress), afd)
 
     @cached_property
     def decode_pools(self) -> tuple[AfdPool | None, Evaluation | None]:

@@ -25,7 +25,6 @@ from raysearch.deploy.recommend.forms_compared import (
 )
 from raysearch.deploy.recommend.recommendation import Recommendation, begun, best_alone, recommended
 from raysearch.deploy.recommend.recommendation_files import option_figures, recommendation_dict, write_recommendation
-from raysearch.deploy.recommend.usual_limits import usual_limits
 from raysearch.deploy.replay.trace_files import read_trace, with_lengths_of
 from sim.config.question import ANY_FORMAT, Question
 from sim.evaluation import Evaluation
@@ -98,7 +97,7 @@ class RecommendationResult(Result):
         traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "requests": requests, "trace": recorded}
         load = requests_per_s, concurrency, price
 
-        def asked(each: Question, *, usual: bool = True) -> Demand:
+        def asked(each: Question) -> Demand:
             workload = each.load()
             check_reach(each, workload)
             if phase_of(workload).replayed:
@@ -106,15 +105,10 @@ class RecommendationResult(Result):
                     f"--phase={workload.phase}: deployments are recommended in phase serve: leave it out, and give the "
                     "load by --requests-per-s; `optimum` finds the highest goodput in this phase"
                 )
-            loaded = (requests_per_s, concurrency, recorded) != (None, None, None)
-            limits = usual_limits(each, workload) if usual and not loaded else {}
-            if limits:
-                each = replace(each, **limits)
-                workload = each.load()
             if without:
                 none = dict.fromkeys(without.split(","), (1,))
                 workload = replace(workload, degrees=replace(workload.degrees, **none))
-            given = {"only": only, "replays": replays, "usual": limits, "chunks": chunks_of(each)}
+            given = {"only": only, "replays": replays, "chunks": chunks_of(each)}
             return Demand(workload, workload.max_gpus, each, top, *load, **traffic, **given)
 
         formats, compared, near, searched = list[FormatChoice](), list[ServingForm](), None, Searched()
@@ -140,9 +134,6 @@ class RecommendationResult(Result):
             question, near = replace(question, **compared[0].changes), compared[0].answer
             demand = asked(question)
         answer = recommended(demand, progress, found, near, parallel=parallel)
-        if answer.winner is None and demand.usual:
-            progress("the same without limits that nobody gave")
-            answer = recommended(asked(question, usual=False), progress, found, parallel=parallel)
         return cls(question, answer, tuple(formats), tuple(compared), compare_with)
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 
 from sim.engines.engine_registry import charged_rules
@@ -12,14 +13,14 @@ from sim.workload import Workload
 
 
 def priced_text(workload: Workload) -> str:
-    """Machine, engine and version, phase, lengths, formats, how experts are reached, drafts and confidence in one line.
+    """Machine, engine and version, phase, lengths, formats, how experts are reached, drafts and limits in one line.
 
     >>> from sim.config.question import Question
     >>> print(priced_text(Question(model="qwen3_32b", isl=4000, osl=500).load()))  # doctest: +NORMALIZE_WHITESPACE
     qwen3_32b_serve on h100_sxm under vLLM 0.33.0: phase serve, 4,000 tokens in, 500 out;
-    weights fp8_block, KV cache bf16
-    >>> print(priced_text(Question(model="gpt_oss_120b", isl=9, osl=9, expert_exchange="all_to_all").load())[-37:])
-    cache bf16; experts reached by DeepEP
+    weights fp8_block, KV cache bf16; limits 100 ms per token and 14,000 ms to the first at confidence 0.9
+    >>> print(_experts_text(Question(model="gpt_oss_120b", isl=9, osl=9, expert_exchange="all_to_all").load()))
+    ; experts reached by DeepEP
     >>> print(priced_text(Question(workload="gpt_moe_1_2t_16k").load()))
     gpt_moe_1_2t_16k on h100_sxm, no engine: phase decode, 16,384 tokens of context; weights fp8, KV cache fp8
     """
@@ -28,8 +29,7 @@ def priced_text(workload: Workload) -> str:
         lengths = f"{workload.prompt_tokens:,} tokens in, {workload.output_tokens:,} out"
     beside = f"{_experts_text(workload)}; {workload.speculation}" if workload.speculation else _experts_text(workload)
     where = f"{workload.name} on {workload.hardware.name}{engine_text(workload)}"
-    sure = f"; limits at confidence {workload.confidence:g}" if slower(workload).guarded else ""
-    return f"{where}: phase {workload.phase}, {lengths}; {formats_text(workload)}{beside}{sure}"
+    return f"{where}: phase {workload.phase}, {lengths}; {formats_text(workload)}{beside}{_limits_text(workload)}"
 
 
 def engine_text(workload: Workload) -> str:
@@ -48,6 +48,14 @@ def formats_text(workload: Workload) -> str:
     published = workload.model.expert_dtype
     experts = f" (experts {published})" if published else ""
     return f"weights {workload.precisions.weights}{experts}, KV cache {workload.precisions.kv_cache}"
+
+
+def _limits_text(workload: Workload) -> str:
+    """The limits on latencies, and with which probability they are to be met; "" without any."""
+    limits = ((workload.tpot_slo_s, "per token"), (workload.ttft_slo_s, "to the first"))
+    stated = [f"{limit_s * 1e3:,g} ms {of}" for limit_s, of in limits if math.isfinite(limit_s)]
+    sure = f" at confidence {workload.confidence:g}" if slower(workload).guarded else ""
+    return f"; limits {' and '.join(stated)}{sure}" if stated else ""
 
 
 def _experts_text(workload: Workload) -> str:

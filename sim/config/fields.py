@@ -10,10 +10,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sim.config.mistakes import FILE_NAME_PATTERN
 from sim.prices.dtypes import Dtype
 
+_SMALLEST = 1e-6
+
 
 def _finite(value: float) -> float:
     if not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {value}")
+    return value
+
+
+def _none_or_positive(value: float) -> float:
+    if 0 < value < _SMALLEST:
+        raise ValueError(f"expected 0 for no limit, or at least {_SMALLEST}, got {value}")
     return value
 
 
@@ -28,8 +36,10 @@ def ascending(values: tuple[Numeric, ...]) -> tuple[Numeric, ...]:
 
 
 # Strict: a quoted figure or a boolean is a mistake, not a number.
-Positive = Annotated[float, Field(ge=1e-6, strict=True), AfterValidator(_finite)]
+Positive = Annotated[float, Field(ge=_SMALLEST, strict=True), AfterValidator(_finite)]
 NonNegative = Annotated[float, Field(ge=0, strict=True), AfterValidator(_finite)]
+Limit = Annotated[NonNegative, AfterValidator(_none_or_positive)]
+"""0 for none."""
 Probability = Annotated[float, Field(ge=0, le=1, strict=True)]
 Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 

@@ -27,7 +27,7 @@ from sim.near_names import did_you_mean
 from sim.prices.curves import DeepepMode
 from sim.prices.dtypes import Dtype
 from sim.prices.hardware import AllReduce
-from sim.serving.phases import DECODE, SERVE, phases
+from sim.serving.phases import DECODE, SERVE, UnknownPhase, phase_named, phases
 from sim.workload import EVEN_ODDS, OWN_SPACES, BatchGrid, ExpertExchange, GroupChoices, PhaseName, Routing, Workload
 
 Panel = Literal["named", "deployment", "limits", "search", "load"]
@@ -39,6 +39,10 @@ USUAL_CONFIDENCE = 0.9
 """[assumed] Nine picks in ten keep their limits; a pick as predicted, the best of many, misses more often than not."""
 USUAL_GPUS = 64
 """[assumed] Eight nodes of eight."""
+USUAL_TPOT_MS = 100.0
+"""[assumed] Ten tokens a second, faster than people read: without a limit the most tokens make users wait for ever."""
+USUAL_TTFT_MS, MS_PER_PROMPT_TOKEN = 10_000.0, 1.0
+"""[assumed] Of the first token, and more of it for each token of the prompt."""
 ANY_FORMAT: Final = "any"
 """In the place of a format of weights: whichever published one serves most, as `recommend` compares them."""
 WIDEST = 128
@@ -346,19 +350,22 @@ class Question:
     tpot_ms: Annotated[
         float | None,
         About(
-            "Limit on the time per output token, in milliseconds.",
+            "Limit on the time per output token, in milliseconds; 0 for none.",
             "limits",
-            "the workload's, else no limit; in recommend without a load, 100",
+            f"the workload's, else {USUAL_TPOT_MS:g} in phases serve and traffic",
             "tpot_slo_ms",
+            least=0,
         ),
     ] = None
     ttft_ms: Annotated[
         float | None,
         About(
-            "Limit on the time to the first token, in milliseconds.",
+            "Limit on the time to the first token, in milliseconds; 0 for none.",
             "limits",
-            "the workload's, else no limit; in recommend without a load, 10,000 and 1 more per prompt token",
+            f"the workload's, else {USUAL_TTFT_MS:,.0f} and {MS_PER_PROMPT_TOKEN:g} more per prompt token in phases "
+            "serve and traffic",
             "ttft_slo_ms",
+            least=0,
         ),
     ] = None
     gpus: Annotated[
@@ -461,6 +468,8 @@ class Question:
             if isinstance(value, int | float) and not (_at_least(value, about.least) and _at_most(value, about.most)):
                 raise CatalogError(f"{option_of(each.name)}: expected {_range(about)}, got {value}")
 
+        _check_names(self)
+
     def load(self, origin: Origin = Origin.USER) -> Workload:
         """The workload that is asked about.
 
@@ -471,8 +480,9 @@ class Question:
             CatalogError: Both or neither of `workload` and `model`, an unknown name, an unusable file, or figures that
                 no workload may have.
         """
-        if self.weights is not None:
-            _check_format(self.weights)
+        if self.weights == ANY_FORMAT:
+            known = ", ".join(get_args(Dtype))
+            raise CatalogError(f"--weights=any compares formats, as `recommend` alone does: name one of {known}")
         if self.workload is None:
             return _workload_of_options(self, origin)
         if self.model is not None:
@@ -495,17 +505,32 @@ class Question:
             return self
         engine = self.engine or USUAL_ENGINE
         weights, kv_cache = self._usual_formats(engine)
+        phase = self.phase or (DECODE if engine == BARE_MACHINE else SERVE).name
         return replace(
             self,
             hardware=self.hardware or default_hardware(),
             engine=engine,
-            phase=self.phase or (DECODE if engine == BARE_MACHINE else SERVE).name,
+            phase=phase,
             weights=self.weights or weights,
             kv_cache=self.kv_cache or kv_cache,
             gpus=self.gpus or USUAL_GPUS,
             confidence=self.confidence or (EVEN_ODDS if engine == BARE_MACHINE else USUAL_CONFIDENCE),
+            **self._usual_limits(phase),
             batches=self.batches or "any",
         )
+
+    def _usual_limits(self, phase: PhaseName) -> dict[str, float]:
+        """Limits on latencies that nobody gave, in phases that answer prompts from end to end."""
+        if not phase_named(phase).mixes:
+            return {}
+        usual = {"tpot_ms": USUAL_TPOT_MS, "ttft_ms": USUAL_TTFT_MS + MS_PER_PROMPT_TOKEN * (self.isl or 0)}
+        return {name: limit for name, limit in usual.items() if getattr(self, name) is None}
+
+    @property
+    def defaulted_limits(self) -> list[str]:
+        """Fields of latency limits that hold by default."""
+        phase = self.resolved.phase
+        return list(self._usual_limits(phase)) if self.model and phase else []
 
     def _usual_formats(self, engine: str) -> tuple[str, str]:
         """Formats of the weights and of the KV cache that a model has under an engine. Raises: CatalogError."""
@@ -718,13 +743,21 @@ def _workload_of_options(asked: Question, origin: Origin) -> Workload:
         raise CatalogError(_in_options(str(error))) from error
 
 
-def _check_format(weights: str) -> None:
-    """Raises: CatalogError: There is no such format of weights."""
-    known = get_args(Dtype)
-    if weights == ANY_FORMAT:
-        raise CatalogError(f"--weights=any compares formats, as `recommend` alone does: name one of {', '.join(known)}")
-    if weights not in known:
-        raise CatalogError(f"--weights: unknown format {weights!r}: {did_you_mean(weights, (ANY_FORMAT, *known))}")
+def _check_names(question: Question) -> None:
+    """Raises: CatalogError: There is no such phase, engine or format of weights."""
+    formats, engine = (ANY_FORMAT, *get_args(Dtype)), question.engine
+    if question.weights not in (None, *formats):
+        raise CatalogError(f"--weights: unknown format {question.weights!r}: {did_you_mean(question.weights, formats)}")
+    try:
+        if question.phase is not None:
+            phase_named(question.phase)
+    except UnknownPhase as error:
+        raise CatalogError(f"--phase: {error}") from None
+    try:
+        if engine not in (None, BARE_MACHINE):
+            engine_rules(engine)
+    except UnknownEngine as error:
+        raise CatalogError(f"--engine: {error}") from None
 
 
 def _of_engine(engine: str | None, weights: str) -> str:

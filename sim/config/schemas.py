@@ -11,6 +11,7 @@ from sim.config.fields import (
     Degrees,
     FileSchema,
     LayerCount,
+    Limit,
     Name,
     Positive,
     Probability,
@@ -536,8 +537,8 @@ class WorkloadFile(FileSchema):
     context_tokens: Count | None = None  # half way through the answer
     prompt_tokens: Count | None = None
     output_tokens: Count | None = None
-    tpot_slo_ms: Positive | None = None
-    ttft_slo_ms: Positive | None = None
+    tpot_slo_ms: Limit | None = None  # 0 for none, as by default
+    ttft_slo_ms: Limit | None = None  # the same
     max_gpus: Count
     load_imbalance: Annotated[Positive, Field(ge=1)] = 1.0
     routing: Routing = "balanced"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,10 @@ from raysearch.base.file_io import as_strategy, strategy_dict
 from raysearch.base.priced_heading import priced_dict, priced_text
 from raysearch.cli.app import app
 from raysearch.cli.commands.settings import settings_of
-from raysearch.deploy.recommend.usual_limits import MS_PER_PROMPT_TOKEN, USUAL_TPOT_MS, USUAL_TTFT_MS
 from sim.batched import evaluate_many
 from sim.config.files import CatalogError
-from sim.config.question import QUESTION_FIELDS, Question, option_of
-from sim.pools.best_pools import CHUNKS, OnePool
+from sim.config.question import MS_PER_PROMPT_TOKEN, QUESTION_FIELDS, USUAL_TPOT_MS, USUAL_TTFT_MS, Question, option_of
+from sim.pools.best_pools import OnePool
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import OWN_SPACES, Workload
@@ -155,6 +155,7 @@ def test_every_setting_has_bounds_a_default_and_a_meaning_and_is_listed() -> Non
 
 ASKED_EVERYWHERE = {
     "usual": Question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=20),
+    "no limits": Question(model="qwen3_32b", isl=1000, osl=100, gpus=2, chunk_tokens=0),
     "every option": Question(
         model="mixtral_8x7b",
         isl=1000,
@@ -321,22 +322,21 @@ def test_whole_prompts_can_be_asked_for_in_every_command_that_searches_chunks() 
     assert (way.evaluation.strategy, way.workload.chunk_tokens) == (best.strategy, None)
 
 
-@pytest.mark.usefixtures("best_alone")
-def test_recommend_alone_has_default_limits_and_names_them_in_its_answer_and_in_every_help() -> None:
-    asked = Question(model="qwen3_32b", isl=1000, osl=100, gpus=4, chunk_tokens=0)
-    found = rs.recommend(asked, top=1, only="aggregated")
-    applied = found.to_dict()["usual_limits"]
-    assert applied == {"tpot_ms": USUAL_TPOT_MS, "ttft_ms": USUAL_TTFT_MS + MS_PER_PROMPT_TOKEN * 1000}
-    assert "default limits 100 ms and 11,000 ms applied" in str(found)
-    assert found.strategy == rs.optimum(replace(asked, **applied)).strategy
-    free = rs.optimum(asked)
-    assert free.tokens_per_s_per_gpu > found.best.tokens_per_s_per_gpu  # type: ignore[union-attr]
-    way = rs.pools(asked).points[0].ways["aggregated"]
-    assert isinstance(way, OnePool)
-    assert way.evaluation.strategy == free.strategy
-    assert f"in recommend without a load, {USUAL_TPOT_MS:g}" in QUESTION_FIELDS["tpot_ms"].usual
+def test_without_limits_a_question_has_the_default_ones_which_zero_takes_away() -> None:
+    asked = Question(model="qwen3_32b", isl=1000, osl=100, gpus=4)
+    workload, free = asked.load(), replace(asked, tpot_ms=0, ttft_ms=0).load()
+    assert (workload.tpot_slo_s, workload.ttft_slo_s) == (0.1, 11.0)
+    assert (asked.record()["tpot_ms"], asked.record()["ttft_ms"]) == (100.0, 11_000.0)
+    assert (free.tpot_slo_s, free.ttft_slo_s) == (inf, inf)
+    assert priced_text(workload).endswith("; limits 100 ms per token and 11,000 ms to the first at confidence 0.9")
+    assert "limits" not in priced_text(free)
+    for phase in ("decode", "prefill"):
+        assert replace(asked, phase=phase).load().tpot_slo_s == inf
+    assert replace(asked, tpot_ms=30).load().ttft_slo_s == 11.0
+    named = Question(workload="mixtral_8x22b_8k")
+    assert replace(named, tpot_ms=0).load().tpot_slo_s == inf > named.load().tpot_slo_s
+    assert f"{USUAL_TPOT_MS:g} in phases serve" in QUESTION_FIELDS["tpot_ms"].usual
     assert f"{USUAL_TTFT_MS:,.0f} and {MS_PER_PROMPT_TOKEN:g} more" in QUESTION_FIELDS["ttft_ms"].usual
-    assert all(f"{chunk:,}" in QUESTION_FIELDS["chunk_tokens"].usual for chunk in CHUNKS if chunk)
 
 
 def test_an_export_keeps_to_the_limits_that_evaluate_has() -> None:
@@ -369,7 +369,7 @@ def test_a_fleet_asks_the_question_of_a_model_of_its(tmp_path: Path) -> None:
         'name = "one"\nhardware = "h100_sxm"\ngpus = 1\n[[models]]\nmodel = "llama_3_1_8b"\n'
         "requests_per_s = 1.0\nisl = 1000\nosl = 100\ntpot_ms = 20.0\n"
     )
-    workload = replace(ASKED, gpus=1, batches="powers_of_two").load()
+    workload = replace(ASKED, gpus=1, batches="powers_of_two", tpot_ms=0, ttft_ms=0).load()
     placed = rs.place(tmp_path / "fleet.toml", requests=100, seeds=1)
     assert placed.to_dict()["config_hashes"] == [workload.config_hash]
     assert placed.to_dict()["precisions"] == [priced_dict(workload)["precisions"]]

@@ -33,10 +33,11 @@ from tests.sim.drawn import drawn_strategy, drawn_workload
 WORKLOADS, FIRST = int(os.environ.get("RAYSEARCH_FUZZ", "3")), int(os.environ.get("RAYSEARCH_FUZZ_FROM", "0"))
 EACH = int(os.environ.get("RAYSEARCH_FUZZ_EACH", "64"))
 FIGURES = ("tokens_per_s_per_gpu", "tpot_s", "ttft_s", "running", "feasible", "excess")
+UNLIMITED = {"tpot_ms": 0, "ttft_ms": 0}
 SERVED = question_about(
-    "qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", kv_cache="fp8", weights="fp8"
+    "qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", kv_cache="fp8", weights="fp8", **UNLIMITED
 )
-LATENT = question_about("deepseek_v3", phase="serve", isl=4096, osl=512, engine="sglang", kv_cache="fp8")
+LATENT = question_about("deepseek_v3", phase="serve", isl=4096, osl=512, engine="sglang", kv_cache="fp8", **UNLIMITED)
 PROMPTS = question_about("deepseek_v3", phase="prefill", isl=4096, osl=512)
 
 

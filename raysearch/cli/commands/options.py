@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +14,7 @@ from raysearch.answers.result import Result
 from raysearch.base.errors import NOTHING_FEASIBLE, InputError
 from raysearch.base.limits import LONGEST_TIMEOUT_S, MOST_CPUS, MOST_RETRIES, MOST_WORKERS
 from raysearch.cli.commands.settings import Setting
-from sim.config.question import QUESTION_FIELDS
+from sim.config.question import QUESTION_FIELDS, option_of
 from sim.json_object import JsonFields
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -178,4 +179,10 @@ def show_result(result: Result, *, as_json: bool = False, written: Path | None =
 def exit_unless_feasible(result: Result) -> None:
     """Ends the command with 3 where nothing can be run."""
     if not result.feasible:
+        asked = getattr(result, "question", None)
+        if limits := asked.defaulted_limits if asked else []:
+            options = " and ".join(map(option_of, limits))
+            print(
+                f"note: {options} not given; larger limits than the defaults may be met, and 0 is none", file=sys.stderr
+            )
         raise typer.Exit(NOTHING_FEASIBLE)

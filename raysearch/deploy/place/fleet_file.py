@@ -238,6 +238,8 @@ def _workload(
         kv_cache=table.kv_cache,
         gpus=file.gpus,
         margin=file.margin,
+        tpot_ms=0,  # those of the fleet's are about requests that come at random, not about a steady state
+        ttft_ms=0,
         batches="powers_of_two",
     )
     return asked.load()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from raysearch.deploy.recommend.demand import Demand
@@ -150,12 +150,12 @@ BATCHES = coarse_steps(4096)
 
 
 def along_traffic(
-    case: Case, mixes: Sequence[Traffic], limits: Sequence[Limits], progress: Callable[[str], None] = lambda _: None
+    case: Case, mixes: Iterable[tuple[Traffic, Sequence[Limits]]], progress: Callable[[str], None] = lambda _: None
 ) -> list[PoolComparison]:
-    """The same for each of some mixes in place of the case's own."""
+    """The same for each of some mixes in place of the case's own, under limits of their own."""
     return [
         each
-        for mix in mixes
+        for mix, limits in mixes
         for each in compare_pools(replace(case, traffic=mix), limits, lambda what, mix=mix: progress(_named(mix, what)))
     ]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from raysearch.base.errors import InputError
@@ -56,7 +56,6 @@ class Demand:
         only: The one form of deployment to look at; None for all.
         replays: Most strategies to replay beside the listed ones, to prove that none carries the load on fewer GPUs.
         chunks: Prompt tokens of a step to choose from, None for whole prompts; the workload's alone where it has some.
-        usual: Of the question's limits those that nobody gave, by name, in milliseconds.
     """
 
     workload: Workload
@@ -76,7 +75,6 @@ class Demand:
     only: FormName | None = None
     replays: int = 60
     chunks: Sequence[int | None] = CHUNKS
-    usual: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
         if self.trace is not None and self.concurrency is None:

@@ -44,7 +44,6 @@ def recommendation_dict(answer: Recommendation) -> JsonObject:
         "form": RECOMMENDATION_FORM,
         "question": demand.question.record() if demand.question else {},
         **priced_dict(demand.asked),
-        "usual_limits": dict(demand.usual),
         "warnings": context_warnings(demand.question, demand.asked),
         **({} if demand.trace is None else {"longest_request": demand.trace.longest}),
         "model": workload.model.name,

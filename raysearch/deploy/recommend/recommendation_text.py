@@ -20,7 +20,6 @@ from raysearch.deploy.recommend.pool_pairs import Disaggregated, ahead_by, pools
 from raysearch.deploy.recommend.recommendation import Option, Recommendation
 from raysearch.deploy.recommend.recommendation_files import option_figures
 from raysearch.deploy.recommend.same_chip import SameChip, where_measured
-from raysearch.deploy.recommend.usual_limits import usual_limits_text
 from raysearch.deploy.replay.replay_text import copies_text, percentile_text, rate_text, replayed_line
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation
@@ -57,8 +56,6 @@ def best_blocks(answer: Recommendation) -> Iterator[RenderableType]:
     """What to run, line by line; the form of deployment that serves most first."""
     yield from _context_lines(answer)
     yield priced_text(answer.demand.asked)
-    if answer.demand.usual:
-        yield usual_limits_text(answer.demand.usual)
     if answer.winner == "disaggregated" and answer.pair:
         yield from _pair_lines(answer.pair)
     if answer.options:

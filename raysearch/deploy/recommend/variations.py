@@ -52,9 +52,9 @@ def variations(demand: Demand, best: Evaluation, known: Known) -> Iterator[Varia
         ("10 % more HBM", replace(workload, hardware=_with_memory(workload.hardware))),
         ("10 % more HBM bandwidth", faster),
     ]
-    if workload.tpot_slo_s < float("inf") and "tpot_ms" not in demand.usual:
+    if workload.tpot_slo_s < float("inf"):
         changes.append(("a TPOT 10 % longer", replace(workload, tpot_slo_s=MORE * workload.tpot_slo_s)))
-    if workload.ttft_slo_s < float("inf") and "ttft_ms" not in demand.usual:
+    if workload.ttft_slo_s < float("inf"):
         changes.append(("a TTFT 10 % longer", replace(workload, ttft_slo_s=MORE * workload.ttft_slo_s)))
     for change, changed in changes:
         same_costs = None if changed is faster else known

@@ -280,6 +280,8 @@ def _question(
         weights=weights,
         kv_cache="bf16" if (model, engine) == ("deepseek_v3", "sglang") and machine in _HOPPER else "fp8",
         gpus=4096,
+        tpot_ms=0,
+        ttft_ms=0,
         draft_tokens=drafts or None,
         expert_exchange="all_to_all" if exchange == "all_to_all" else None,
         prompt_wait_steps=waits or None,

@@ -76,7 +76,8 @@ def _section(heading: str, pictures: Sequence[Picture]) -> Element:
     SubElement(root, "title").text = heading
     priced, _, degrees = heading.partition("\n")
     rect(root, 0, 0, width, height, PAPER)
-    for y, part in zip((15, 29), priced.split(": ", 1), strict=False):
+    layer = priced.partition("; limits ")[0]
+    for y, part in zip((15, 29), layer.split(": ", 1), strict=False):
         text(root, MARGIN, y, part, fitting(part, width - 2 * MARGIN, 12), fill=FAINT)
     text(root, MARGIN, 46, degrees or " ", fitting(degrees or " ", width - 2 * MARGIN, 19), weight="bold")
     _legend(root, MARGIN, 70, bands=len(pictures) > 1)

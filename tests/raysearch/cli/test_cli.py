@@ -102,7 +102,7 @@ def test_evaluate_prints_every_op_and_why_a_strategy_is_not_allowed(raysearch: C
     for op in ("qkv_proj", "dispatch", "combine", "kv cache", "Violations: none"):
         assert op in good.stdout
     assert bad.returncode == 3
-    assert bad.stdout.split("\n")[1].startswith("Infeasible: ")
+    assert bad.stdout.split("\n")[2].startswith("Infeasible: ")  # below the heading
     assert "hbm" in bad.stdout.split("Violations:")[1]
 
 
@@ -181,7 +181,7 @@ TWO_GPUS = ("--model", "llama_3_1_8b", "--isl", "500", "--osl", "50", "--engine"
 def test_an_infeasible_strategy_is_explained_with_what_it_breaks_first() -> None:
     shown = run_here("explain", *TWO_GPUS, "--tp", "3", "--batch", "8")
     assert shown.returncode == 3
-    assert shown.stdout.splitlines()[2] == "Infeasible: needs 3 GPUs, the budget is 2"
+    assert shown.stdout.splitlines()[3] == "Infeasible: needs 3 GPUs, the budget is 2"
 
 
 @pytest.mark.parametrize(

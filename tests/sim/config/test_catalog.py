@@ -294,7 +294,7 @@ EP = "ep = [1, 2, 4, 8]"
     [
         ("tpot_slo_ms = 50.0", "tpot_slo_s = 0.05", "tpot_slo_s: unknown key; did you mean 'tpot_slo_ms'?"),
         ("tpot_slo_ms = 50.0", "tpot_slo_ms = nan", "tpot_slo_ms: "),
-        ("tpot_slo_ms = 50.0", "tpot_slo_ms = 0.0", "tpot_slo_ms: "),
+        ("tpot_slo_ms = 50.0", "tpot_slo_ms = 1e-9", "tpot_slo_ms: "),
         ("tpot_slo_ms = 50.0", "tpot_slo_ms = '50'", "tpot_slo_ms: "),
         ("max_gpus = 1024", "max_gpus = 0", "max_gpus: "),
         ("load_imbalance = 1.0", "load_imbalance = 0.9", "load_imbalance: "),

@@ -128,6 +128,8 @@ def test_the_terminal_says_what_runs_and_which_way_wins() -> None:
         "mix=500:50:3,4000:100:1",
         "--tpot-ms",
         "20",
+        "--ttft-ms",
+        "0",
         *FEW,
     ]
     shown = RUNNER.invoke(app, asked, catch_exceptions=False)

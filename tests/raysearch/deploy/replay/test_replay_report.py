@@ -107,7 +107,8 @@ def test_percentiles_are_those_of_the_requests_after_the_warm_up(busy: ReplayRep
 
 
 def test_without_limits_there_is_no_verdict() -> None:
-    found = rs.replay(rs.question(model="llama_3_1_8b", isl=500, osl=50), tp=1, batch=8, requests_per_s=1, **FEW)
+    asked = rs.question(model="llama_3_1_8b", isl=500, osl=50, tpot_ms=0, ttft_ms=0)
+    found = rs.replay(asked, tp=1, batch=8, requests_per_s=1, **FEW)
     assert found.probability is None
     assert found.report.breaks_at_per_s is None
     assert found.feasible
