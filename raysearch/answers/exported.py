@@ -176,7 +176,10 @@ class ExportResult(Result):
         yield from self.remarks()
 
     def write(self, folder: str | Path) -> None:
-        """Writes its files, all or none."""
+        """Writes its files, all or none. Raises: InputError: The folder has results."""
+        from raysearch.processes.claim import check_folder
+
+        check_folder(Path(folder), "")
         write_together(Path(folder), {path: text.encode() for path, text in self.files.items()})
 
 

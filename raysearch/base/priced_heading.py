@@ -21,8 +21,9 @@ def priced_text(workload: Workload) -> str:
     weights fp8_block, KV cache bf16; limits 100 ms per token and 14,000 ms to the first at confidence 0.9
     >>> print(_experts_text(Question(model="gpt_oss_120b", isl=9, osl=9, expert_exchange="all_to_all").load()))
     ; experts reached by DeepEP
-    >>> print(priced_text(Question(workload="gpt_moe_1_2t_16k").load()))
-    gpt_moe_1_2t_16k on h100_sxm, no engine: phase decode, 16,384 tokens of context; weights fp8, KV cache fp8
+    >>> print(priced_text(Question(workload="gpt_moe_1_2t_16k").load()))  # doctest: +NORMALIZE_WHITESPACE
+    gpt_moe_1_2t_16k on h100_sxm, no engine: phase decode, 16,384 tokens of context; weights fp8, KV cache fp8;
+    limits 50 ms per token
     """
     lengths = f"{workload.context_tokens:,} tokens of context"
     if phase_of(workload).prefills:

@@ -80,8 +80,8 @@ def check_folder(folder: Path | None, own: str | None = None) -> None:
 
     Args:
         folder: Which, perhaps new; None for none.
-        own: File of the answer, which replaces an earlier one but stands beside no other results; None of a file that
-            may lie beside them.
+        own: File of the answer, which replaces an earlier one but stands beside no other results, "" for one of any
+            name; None of a file that may lie beside them.
 
     Raises:
         InputError: They cannot.
@@ -95,7 +95,7 @@ def check_folder(folder: Path | None, own: str | None = None) -> None:
         with suppress(OSError):
             for path in made:
                 path.rmdir()
-    others = [name for name in _RESULTS if name != own and own and os.path.lexists(folder / name)]
+    others = [name for name in _RESULTS if own is not None and name != own and os.path.lexists(folder / name)]
     if others:
         raise InputError(f"{folder} contains other results ({others[0]}); use another folder")
 

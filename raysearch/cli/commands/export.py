@@ -99,7 +99,7 @@ def export_strategy(
       raysearch export --model qwen3_32b --isl 4000 --osl 500 --engine sglang --tp 4 --batch 32 --to sglang
       raysearch export best.json -w gpt_moe_1_2t_16k --to dtensor --set ops=qkv_proj,attention,o_proj --out mine
     """
-    check_folder(out)
+    check_folder(out, "")
     exporter(to)
     choices = (ep, pp, dims, cp, dp, layout, vocabulary)
     if path is not None:

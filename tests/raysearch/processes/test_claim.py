@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import raysearch as rs
 from raysearch.base.errors import InputError
+from raysearch.cli.app import app
 from raysearch.processes import claim, heartbeat
 from raysearch.processes.claim import CLAIM_FILE, LAPSE_S, check_folder, claimed, in_use
 from tests.conftest import command_environment
@@ -109,6 +111,7 @@ import sys, time
 from pathlib import Path
 from raysearch.processes import claim
 from raysearch.base.errors import InputError
+from raysearch.cli.app import app
 claim.WITNESSED_S = 1.0
 if "without-locks" in sys.argv:
     def no_locks(handle, operation):
@@ -212,6 +215,11 @@ def test_an_answer_is_not_written_beside_other_results(tmp_path: Path, name: str
         check_folder(tmp_path, "recommendation.json")
     with pytest.raises(InputError, match="contains other results"):
         rs.replay(rs.question(**SERVED), tp=1, batch=4, requests_per_s=1, requests=10, seeds=1).write(tmp_path)
+    with pytest.raises(InputError, match="contains other results"):
+        rs.export(rs.evaluate(rs.question(**SERVED), tp=1, batch=4)).write(tmp_path)
+    asked = ("--model", "llama_3_1_8b", "--isl", "100", "--osl", "10", "--tp", "1", "--batch", "4")
+    with pytest.raises(InputError, match="contains other results"):
+        CliRunner().invoke(app, ["export", *asked, "--out", str(tmp_path)], catch_exceptions=False)
     assert [each.name for each in tmp_path.iterdir()] == [name]
     check_folder(tmp_path, name)  # an earlier answer of the same command is replaced
 
