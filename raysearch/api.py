@@ -304,7 +304,8 @@ def replay(
     Args:
         question: What is served, on what, within which limits; its lengths are those of the requests without a trace.
         path: Instead of a strategy: the folder of a recommendation, of `pools` or a search, a file with a strategy, or
-            one with a command that starts a server of vLLM or SGLang, whose degrees, formats and caps are taken.
+            one with a command that starts a server of vLLM, SGLang or TensorRT-LLM, whose degrees, formats and caps are
+            taken.
         alternative: Which of a recommendation; 0 is the best.
         requests_per_s: Arrivals over all replicas; with a trace, the rate to which its times are scaled.
         concurrency: Concurrent requests instead, over all replicas; each is followed by the next once it is answered.

@@ -48,7 +48,7 @@ def replay_traffic(
         Path | None,
         typer.Argument(
             metavar="PATH",
-            help="Folder of `recommend`, `pools` or `search`, a JSON file, or one with a command of vLLM or SGLang.",
+            help="Folder of `recommend`, `pools` or `search`, a JSON file, or one with a server's command.",
         ),
     ] = None,
     requests_per_s: RequestsPerSOption = None,

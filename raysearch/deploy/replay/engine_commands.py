@@ -1,4 +1,4 @@
-"""Commands that start a server of vLLM or SGLang, read for what a replay needs of them: degrees, formats and caps.
+"""Commands that start a server of vLLM, SGLang or TensorRT-LLM, read for what a replay needs: degrees, formats, caps.
 
 Degrees and options mean what the engines' exporters state of them (`raysearch.deploy.export`). What is not given is as
 the engine ships it. Other options are left alone and named, since they may change what is measured.
@@ -66,13 +66,33 @@ _SGLANG = {
     "--model-path": "model",
     "--model": "model",
 }
+_TRTLLM = {
+    "--tp_size": "tp",
+    "--tensor_parallel_size": "tp",
+    "--pp_size": "pp",
+    "--pipeline_parallel_size": "pp",
+    "--cp_size": "cp",
+    "--context_parallel_size": "cp",
+    "--ep_size": "ep",
+    "--moe_expert_parallel_size": "ep",
+    "--enable_attention_dp": "shares",
+    "--max_batch_size": "running",
+    "--max_num_tokens": "step_tokens",
+    "--enable_chunked_prefill": "cut",
+    "--kv_cache_dtype": "kv_cache",
+    "--config": "config",
+    "--extra_llm_api_options": "config",
+    "--model": "model",
+}
+"""Of the command, and without the dashes of the file that it names, whose keys replace those of the command."""
 _STARTS = {
     "vllm": re.compile(r"\bvllm(\s+serve\b|\.entrypoints\.\S+)"),
     "sglang": re.compile(r"\bsglang(\s+serve\b|\.launch_server\b)"),
+    "trtllm": re.compile(r"\btrtllm-serve(?!\s+(disaggregated|embeddings|rerank|mm_embedding_serve)\b)(\s+serve\b)?"),
 }
-_WORDS = {"vllm": _VLLM, "sglang": _SGLANG}
-_SWITCHES = {"experts", "shares"}
-_TEXTS = {"kv_cache", "quantization", "model"}
+_WORDS = {"vllm": _VLLM, "sglang": _SGLANG, "trtllm": _TRTLLM}
+_SWITCHES = {"experts", "shares", "cut"}
+_TEXTS = {"kv_cache", "quantization", "model", "config"}
 _PREFILL_TOKENS = 16_384
 """[published] SGLang's --max-prefill-tokens where it is not given: sglang/srt/arg_groups of 0.5.23."""
 
@@ -121,6 +141,9 @@ class EngineCommand:
         if self.engine == "vllm":  # of attention; a dense model's ranks are replicas
             ranks, copies = (dp, 1) if moe else (1, dp)
             tp, ep = tp // cp, tp * dp if moe and "experts" in self.words else 1
+        elif self.engine == "trtllm":
+            ranks, copies = tp if "shares" in self.words else 1, 1
+            tp, ep = tp // ranks, self.number("ep")
         else:
             shares = "shares" in self.words
             ranks = self.number("attention_dp", dp if shares else 1)
@@ -128,7 +151,7 @@ class EngineCommand:
             tp, ep = tp // ranks // cp, self.number("ep")
         most = workload.engine.memory.max_sequences * ranks if workload.engine else 1
         running = self.number("running", int(min(most, 10**6)))
-        batch = -(-running // pp) * (ranks if self.engine == "vllm" else 1)
+        batch = -(-running // pp) * (1 if self.engine == "sglang" else ranks)
         dims = spread_choices(workload, megatron_dims(workload.model))
         found = Strategy(tp, ep, pp, batch, dims, cp, None if (cp, ranks) == (1, ep) else ranks)
         check_strategy(workload, found)
@@ -138,8 +161,9 @@ class EngineCommand:
         """A replica whose scheduler has the caps of the command."""
         shipped = Deployed.of(workload, strategy, as_shipped=True)
         policy = shipped.scheduler.policy
-        if self.engine == "vllm":
-            policy = replace(policy, step_tokens=self.number("step_tokens", policy.step_tokens))
+        if self.engine != "sglang":
+            cut = policy.chunks or "cut" in self.words
+            policy = replace(policy, step_tokens=self.number("step_tokens", policy.step_tokens), chunks=cut)
         elif self.number("chunk") < 0:
             tokens = self.number("step_tokens", _PREFILL_TOKENS)
             policy = replace(policy, step_tokens=tokens, chunks=False, shared_by_ranks=False)
@@ -150,10 +174,10 @@ class EngineCommand:
 
 
 def engine_command(path: Path) -> EngineCommand | None:
-    """The command that a file has; None where the path is a folder, or the file has none.
+    """The command that a file has; None where the path is a folder, or the file JSON.
 
     Raises:
-        InputError: It has several, or a value that is none.
+        InputError: It has none or several, or a value that is none.
     """
     if not path.is_file():
         return None
@@ -162,8 +186,13 @@ def engine_command(path: Path) -> EngineCommand | None:
     except (OSError, Unreadable, UnicodeDecodeError):
         return None
     started = [(found.start(), engine, found.end()) for engine, way in _STARTS.items() for found in way.finditer(text)]
-    if not started or text.lstrip().startswith(("{", "[")):
+    if text.lstrip().startswith(("{", "[")):
         return None
+    if not started:
+        raise InputError(
+            f"{path}: expected a JSON file that raysearch wrote, or a command that starts a server: vllm serve, "
+            "python -m sglang.launch_server, or trtllm-serve"
+        )
     if len(started) > 1:
         raise InputError(
             f"{path}: has {len(started)} commands that start a server: two pools are replayed from a folder"
@@ -173,8 +202,19 @@ def engine_command(path: Path) -> EngineCommand | None:
         words = shlex.split(text[end:].replace("\\\n", " ").split("\n")[0], comments=True)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
+    stated, unread = _stated(path, engine, _options(engine, words))
+    if "config" in stated:
+        file = path.parent / stated["config"]
+        further, beside = _stated(file, engine, _configured(file))
+        stated, unread = stated | further, unread + beside
+    on = {name: value for name, value in stated.items() if name not in _SWITCHES or value.lower() != "false"}
+    return EngineCommand(engine, on, tuple(unread))
+
+
+def _stated(path: Path, engine: str, options: Iterator[tuple[str, str]]) -> tuple[dict[str, str], list[str]]:
+    """What options say, by names of this module, and those that say nothing to a replay."""
     stated, unread = dict[str, str](), list[str]()
-    for option, value in _options(engine, words):
+    for option, value in options:
         name = _WORDS[engine].get(option)
         if name is None:
             unread.append(option)
@@ -182,7 +222,26 @@ def engine_command(path: Path) -> EngineCommand | None:
             raise InputError(f"{path}: {option}: expected a number, got {value!r}")
         else:
             stated[name] = value
-    return EngineCommand(engine, stated, tuple(unread))
+    return stated, unread
+
+
+def _configured(path: Path) -> Iterator[tuple[str, str]]:
+    """Keys of TensorRT-LLM's file, as options of its command."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(read_bytes(path, _LONGEST))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    except (Unreadable, yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"{path}: expected YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected keys with values")
+    for key, value in content.items():
+        if key == "kv_cache_config" and isinstance(value, dict) and "dtype" in value:
+            yield "--kv_cache_dtype", str(value["dtype"])
+        else:
+            yield f"--{key}", str(value)
 
 
 def _options(engine: str, words: list[str]) -> Iterator[tuple[str, str]]:
@@ -192,8 +251,10 @@ def _options(engine: str, words: list[str]) -> Iterator[tuple[str, str]]:
         word = words[at]
         at += 1
         option, given, value = word.partition("=")
+        if engine == "trtllm" and option.startswith("--"):
+            option = f"--{option[2:].replace('-', '_')}"
         if not option.startswith("-"):
-            if engine == "vllm":
+            if engine != "sglang":
                 yield "--model", word
             continue
         switch = _WORDS[engine].get(option) in _SWITCHES
