@@ -32,7 +32,7 @@ def check_strategy(workload: Workload, strategy: Strategy) -> None:
     for name, value in (*degrees.items(), ("batch", strategy.batch)):
         most = LARGEST if name == "batch" else MOST_STAGE_GPUS
         if type(value) is not int or not 1 <= value <= most:
-            raise StrategyError(f"{name} must be an integer from 1 to {most:,}, got {value!r}")
+            raise StrategyError(f"{name}: expected a whole number from 1 to {most:,}, got {value!r}")
     if strategy.stage_gpus > MOST_STAGE_GPUS:
         raise StrategyError(
             f"expected at most {MOST_STAGE_GPUS:,} GPUs of a stage, got tp * dp * cp = {strategy.stage_gpus:,}"

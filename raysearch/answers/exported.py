@@ -51,13 +51,19 @@ class ExportResult(Result):
             deployments: By the name of the pool.
             to: See `raysearch.deploy.export.formats.exporter_names`.
             ops: Shard only these; None shards all.
-            longest_request: Tokens, prompt and answer; None as the deployments have it.
+            longest_request: Tokens, prompt and answer, no fewer than are priced; None as the deployments have it.
 
         Raises:
-            InputError: There is no such target or op, or the target cannot run it.
+            InputError: There is no such target or op, the target cannot run it, or requests are longer.
         """
         write = exporter(to)
         if longest_request is not None:
+            least = max(each.usual_request for each in deployments.values())
+            if longest_request < least:
+                raise InputError(
+                    f"--set longest_request: expected at least {least:,} tokens, the prompt and the answer that are "
+                    f"priced, got {longest_request:,}"
+                )
             deployments = {pool: replace(each, longest_request=longest_request) for pool, each in deployments.items()}
         if ops is not None:
             from raysearch.deploy.export.cut import with_ops

@@ -122,7 +122,7 @@ def _run() -> int:
         code = application(*named)(prog_name="raysearch", standalone_mode=False)  # of a `typer.Exit`, or None
         sys.stdout.flush()  # now, while a full disk can still be reported
     except _ArgumentError as error:
-        return _fail(_moved(error) or _expected(error) or error.format_message(), INPUT_ERROR)
+        return _fail(_moved(error) or _expected(error) or _missing(error) or error.format_message(), INPUT_ERROR)
     except (InputError, CatalogError, StrategyError) as error:
         return _fail(error, INPUT_ERROR)
     except RunFailed as error:
@@ -170,8 +170,20 @@ def _expected(error: Any) -> str | None:
     cause, parameter = error.__cause__, getattr(error, "param", None)
     if not isinstance(cause, ValidationError) or parameter is None:
         return None
-    name = max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.make_metavar(error.ctx)
-    return f"{name}: {expectation(cause.errors()[0])}"
+    return f"{_name_of(error)}: {expectation(cause.errors()[0])}"
+
+
+def _missing(error: Any) -> str | None:
+    """Which option or argument was not given, or None."""
+    if type(error).__name__ != "MissingParameter" or error.param is None:
+        return None
+    return f"{_name_of(error)} is missing: {error.param.help}"
+
+
+def _name_of(error: Any) -> str:
+    """What a command line calls the option or argument of a mistake."""
+    parameter = error.param
+    return max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.metavar
 
 
 def _fail(message: object, code: int) -> int:

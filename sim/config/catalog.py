@@ -535,9 +535,10 @@ def _engine_version(file: WorkloadFile, beside: Path | None) -> EngineVersionFil
 
 
 def _redundant(file: WorkloadFile, model: Model) -> int:
-    """Copies of experts. Raises: CatalogError."""
-    if file.redundant_experts and not model.is_moe:
-        raise CatalogError(f"redundant_experts: {model.name} has no experts")
+    """Copies of experts. Raises: CatalogError: The model has none, and how tokens reach them is stated."""
+    stated = {name: getattr(file, name) for name in ("redundant_experts", "expert_exchange")}
+    if not model.is_moe and (given := [name for name, value in stated.items() if value]):
+        raise CatalogError(f"{given[0]}: {model.name} has no experts: leave it out")
     return file.redundant_experts
 
 

@@ -707,9 +707,8 @@ def _workload_of_options(asked: Question, origin: Origin) -> Workload:
     if asked.model is None:
         raise CatalogError("expected --workload, or --model with --isl and --osl; `raysearch list` has names")
     if missing := [option_of(name) for name in ("isl", "osl") if getattr(asked, name) is None]:
-        raise CatalogError(
-            f"{' and '.join(missing)} must be given with a model: the lengths of a prompt and of an answer, in tokens"
-        )
+        are = "is" if len(missing) == 1 else "are"
+        raise CatalogError(f"{' and '.join(missing)} {are} missing: lengths of a prompt and of an answer, in tokens")
     question = asked.resolved
     assert question.hardware is not None
     assert question.gpus is not None

@@ -53,8 +53,8 @@ def test_both_meshes_follow_from_the_degrees(raysearch: Command) -> None:
 @pytest.mark.parametrize(
     ("degrees", "message"),
     [
-        (("--ep", "16", "--dp", "0"), "dp must be an integer from 1"),
-        (("--ep", "16", "--cp", "-2"), "cp must be an integer from 1"),
+        (("--ep", "16", "--dp", "0"), "dp: expected a whole number from 1"),
+        (("--ep", "16", "--cp", "-2"), "cp: expected a whole number from 1"),
     ],
 )
 def test_degrees_that_contradict_each_other_are_one_clear_message(

@@ -291,7 +291,7 @@ def test_columns_are_the_strategies(toy_moe):
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        (Strategy(0, 1, 1, 1, (0,) * 12), "tp must be an integer from 1"),
+        (Strategy(0, 1, 1, 1, (0,) * 12), "tp: expected a whole number from 1"),
         (Strategy(1, 1, 1, 1, (0,) * 11), "expected 12 dims"),
         (Strategy(1, 1, 1, 1, (0,) * 11 + (3,)), "the dim of combine must be 0"),
         (Strategy(1, 1, 1, 1, (0,) * 11 + (99,)), "the dim of combine must be 0"),

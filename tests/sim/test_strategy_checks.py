@@ -24,7 +24,7 @@ DIMS = (2, 1, 1, 0, 2, 2, 2, 2, 1, 1, 0, 2)
 def test_a_degree_or_batch_that_is_no_positive_integer_is_refused(moe: Workload, name: str, value: Any) -> None:
     strategy = dataclasses.replace(Strategy(8, 16, 2, 512, DIMS), **{name: value})
     most = "1,000,000,000" if name == "batch" else "1,048,576"
-    with pytest.raises(StrategyError, match=rf"^{name} must be an integer from 1 to {most}, got {value!r}$"):
+    with pytest.raises(StrategyError, match=rf"^{name}: expected a whole number from 1 to {most}, got {value!r}$"):
         check_strategy(moe, strategy)
 
 
