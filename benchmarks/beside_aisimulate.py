@@ -23,7 +23,7 @@ from raysearch.simulators import aisimulate
 from raysearch.simulators.opening import searched_space
 from raysearch.simulators.plugin import load_plugin
 from sim.config.catalog import load_workload
-from sim.layers.heuristics import megatron_sp_dims
+from sim.ops.heuristics import megatron_sp_dims
 from sim.optimum.landscape import find_optimum
 from sim.simulate import evaluate
 from sim.strategy import Strategy

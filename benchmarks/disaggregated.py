@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sim.config.question import Question
-from sim.layers.heuristics import megatron_dims
 from sim.layouts import layout_of
+from sim.ops.heuristics import megatron_dims
 from sim.pools.best_pair import best_pair
 from sim.pools.candidates import Replica, replica_of
 from sim.pools.matching import Limits

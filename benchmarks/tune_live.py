@@ -31,7 +31,7 @@ from raysearch.testing.stepping import Stepped
 from sim.arrays import Floats
 from sim.config.question import Question
 from sim.evaluation import Evaluation
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.optimum.spaces import heuristic_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy

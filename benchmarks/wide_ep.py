@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from sim.config.question import Question
 from sim.evaluation import Evaluation
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from envs.actions import Action, ActionLike, Actions, Factored, doublings, is_long
 from sim.batched import Strategies
 from sim.config.files import CatalogError
-from sim.layers.dims import spread_choices
+from sim.ops.dims import spread_choices
 from sim.optimum.spaces import Coordinate, space_of
 from sim.replay.replica_sets import ServingSpace
 from sim.strategy import Strategy

@@ -23,8 +23,8 @@ from sim.arrays import NO_LANES, Diverges, Flags, Floats, Ints, Lanes, add_up, f
 from sim.canonical import dims_matter
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation, Violation
-from sim.layers.dims import dims_of
 from sim.layers.ops import FusedOp
+from sim.ops.dims import dims_of
 from sim.ops.rank import OpCost, Rank
 from sim.prices.engine import EngineTimes
 from sim.prices.priced import Interval
@@ -167,7 +167,7 @@ def evaluate_many(workload: Workload, strategies: Sequence[Strategy]) -> Evaluat
         ValueError: There is none.
 
     >>> from sim.config.catalog import load_workload
-    >>> from sim.layers.heuristics import megatron_dims
+    >>> from sim.ops.heuristics import megatron_dims
     >>> workload = load_workload("gpt_moe_1_2t_16k")
     >>> many = evaluate_many(workload, [Strategy(8, 16, 2, b, megatron_dims(workload.model)) for b in (256, 512, 4096)])
     >>> many.feasible.tolist(), int(many.tokens_per_s_per_gpu.argmax()), many[1].gpus

@@ -70,7 +70,7 @@ def near_limits(workload: Workload, evaluation: Evaluation) -> tuple[NearLimit, 
     """The limits that a strategy keeps by less than the error of its figures: it may break them in truth.
 
     >>> from sim.config.catalog import load_workload
-    >>> from sim.layers.heuristics import megatron_sp_dims
+    >>> from sim.ops.heuristics import megatron_sp_dims
     >>> from sim.simulate import evaluate
     >>> from sim.strategy import Strategy
     >>> workload = load_workload("gpt_moe_1_2t_16k")

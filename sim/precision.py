@@ -22,7 +22,7 @@ def slow_precision(workload: Workload, figure: float, of: Callable[[Workload, fl
         of: The same of the workload in another format; anything less where it is less than a second figure.
 
     >>> from sim.config.question import Question
-    >>> from sim.layers.heuristics import megatron_dims
+    >>> from sim.ops.heuristics import megatron_dims
     >>> from sim.simulate import evaluate
     >>> from sim.strategy import Strategy
     >>> asked = Question(model="qwen3_235b_a22b", phase="serve", isl=1024, osl=1024, engine="vllm", weights="fp8")

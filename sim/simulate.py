@@ -33,7 +33,7 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
         run at once, while the others wait.
 
     >>> from sim.config.catalog import load_workload
-    >>> from sim.layers.heuristics import megatron_dims
+    >>> from sim.ops.heuristics import megatron_dims
     >>> workload = load_workload("gpt_moe_1_2t_16k")
     >>> evaluation = evaluate(workload, Strategy(8, 16, 2, 512, megatron_dims(workload.model)))
     >>> evaluation.gpus, evaluation.feasible

@@ -79,7 +79,7 @@ class Strategy:
         ep: Expert-parallel degree (attention is data-parallel over it), >= 1.
         pp: Pipeline-parallel degree, >= 1.
         batch: Sequences of one in-flight microbatch over the whole ep group, >= 1.
-        dims: One `Choice` per fused op of the model, or of each of its groups of layers: see `sim.layers.dims.dims_of`.
+        dims: One `Choice` per fused op of the model, or of each of its groups of layers: see `sim.ops.dims.dims_of`.
         cp: Degree over which the context is cut, and with it each sequence's KV cache.
         dp: Degree over which attention is data-parallel; None for the paper's meaning, that of ep.
         vocabulary: One choice per `VOCABULARY_OPS`; empty for `ENGINES_VOCABULARY`. Of all spaces the generated one

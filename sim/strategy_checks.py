@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.layers.declared import declared_choices
-from sim.layers.dims import dims_of
+from sim.ops.dims import dims_of
 from sim.ops.vocabulary import vocabulary_ops
 from sim.strategy import VOCABULARY_OPS, Strategy
 from sim.workload import Workload

@@ -16,10 +16,10 @@ from sim.config.question import Question
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
 from sim.layers.choices import rule
-from sim.layers.dims import dims_of
-from sim.layers.propagation import PartialDims, Propagated, megatron_weights, propagated
 from sim.near_names import did_you_mean
+from sim.ops.dims import dims_of
 from sim.ops.layers import layer_of
+from sim.ops.propagation import PartialDims, Propagated, megatron_weights, propagated
 from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, space_of
 from sim.sharding.layout import parse_named

@@ -26,9 +26,9 @@ from sim.config.question import Question
 from sim.engines.engine_registry import lacking_formats
 from sim.evaluation import Evaluation
 from sim.json_object import JsonFields, JsonObject
-from sim.layers.heuristics import MEGATRON_NOTE
 from sim.layouts import layout_of
 from sim.nearness import idle_slos, idle_stages, near_limits
+from sim.ops.heuristics import MEGATRON_NOTE
 from sim.optimum.exact_search import find_bests
 from sim.optimum.landscape import can_be_added_up
 from sim.optimum.spaces import space_of

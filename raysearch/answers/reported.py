@@ -24,7 +24,7 @@ from raysearch.studies.published_figures import (
     read_published,
 )
 from sim.json_object import JsonObject
-from sim.layers.heuristics import MEGATRON_NOTE
+from sim.ops.heuristics import MEGATRON_NOTE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

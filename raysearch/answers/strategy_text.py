@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from raysearch.base.errors import InputError
-from sim.layers.dims import spread_choices
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layouts import LayoutDegrees, degrees_of_layout
+from sim.ops.dims import spread_choices
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.optimum.exact_search import best_batch
 from sim.strategy import Strategy
 from sim.strategy_checks import check_strategy

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sim.config.catalog import load_hardware
 from sim.config.question import Question
 from sim.json_object import JsonObject
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.prices.curves import Curves
 from sim.serving.phases import SERVE
 from sim.simulate import evaluate

@@ -20,7 +20,7 @@ from raysearch.searchers.prior.strategy_features import OPS, SHARES, Features, R
 from sim.arrays import Flags, Ints
 from sim.batched import Evaluations, evaluate_many
 from sim.config.reading import parse_object
-from sim.layers.dims import dims_of
+from sim.ops.dims import dims_of
 from sim.serving.phases import phase_of
 from sim.workload import Workload
 

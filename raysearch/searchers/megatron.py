@@ -12,8 +12,8 @@ from envs.saved_state import SavedState
 from envs.space import Action, StrategySpace
 from raysearch.base.errors import InputError
 from raysearch.searchers.interface import Outcome, Searcher
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import Model
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 
 
 class _DegreeSweep(Searcher):

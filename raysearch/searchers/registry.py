@@ -190,7 +190,7 @@ def run_budget(name: str, space: StrategySpace, budget: int) -> int:
     """Calls of a run without a budget of its own: a searcher that sweeps is let finish, others get `budget`.
 
     >>> from sim.config.catalog import load_workload
-    >>> from sim.layers.heuristics import megatron_dims
+    >>> from sim.ops.heuristics import megatron_dims
     >>> workload = load_workload("gpt_moe_1_2t_16k")
     >>> space = StrategySpace(workload, fixed_dims=megatron_dims(workload.model))
     >>> run_budget("megatron", space, 4000), run_budget("random", space, 4000)

@@ -22,8 +22,8 @@ from typing import Any
 from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
 from raysearch.simulators.measurement import Measurement, refuse_beyond_plain_decoding
-from sim.layers.dims import spread_choices
-from sim.layers.heuristics import megatron_dims
+from sim.ops.dims import spread_choices
+from sim.ops.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Workload
 

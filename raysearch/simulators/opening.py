@@ -14,7 +14,7 @@ from raysearch.searchers.registry import searcher_class
 from raysearch.simulators.measurement import failed_evaluation
 from raysearch.simulators.protocol import InProcess, Simulator
 from sim.evaluation import Evaluation
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.optimum.spaces import space_of
 from sim.replay.goodput import evaluate_in_phase
 from sim.strategy import Strategy

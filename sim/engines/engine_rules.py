@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from sim.canonical import canonical
-from sim.layers.dims import dims_of, spread_choices
 from sim.layers.mixers import CompressedAttention, GroupedAttention, LinearMixer
 from sim.layers.model import Model
+from sim.ops.dims import dims_of, spread_choices
 from sim.prices.dtypes import FORMATS, Dtype
 from sim.prices.engine import EngineVersion, MemoryPolicy, SchedulerPolicy
 from sim.prices.hardware import NCCL_ALGORITHMS, AllReduce, EngineName, Hardware

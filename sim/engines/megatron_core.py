@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from sim.engines.engine_rules import EngineRules, Plan, dense_copies, whole_experts, whole_heads
 from sim.engines.vllm import tensor_parallelism
-from sim.layers.heuristics import megatron_sp_dims
+from sim.ops.heuristics import megatron_sp_dims
 from sim.prices.engine import MemoryPolicy
 from sim.strategy import Strategy
 from sim.workload import Workload

@@ -24,8 +24,8 @@ from sim.engines.engine_rules import (
     whole_heads,
 )
 from sim.engines.vllm import generates, tensor_parallelism
-from sim.layers.heuristics import megatron_sp_dims
 from sim.layers.mixers import LatentAttention
+from sim.ops.heuristics import megatron_sp_dims
 from sim.prices.engine import MemoryPolicy, SchedulerPolicy
 from sim.prices.hardware import Hardware
 from sim.serving.phases import phase_of

@@ -22,8 +22,8 @@ from sim.engines.engine_rules import (
     whole_blocks,
     whole_heads,
 )
-from sim.layers.heuristics import megatron_dims
 from sim.layers.mixers import CompressedAttention, LatentAttention, LinearMixer
+from sim.ops.heuristics import megatron_dims
 from sim.prices.engine import MemoryPolicy, SchedulerPolicy
 from sim.prices.hardware import Hardware
 from sim.serving.phases import phase_of

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from sim.layers.model import LayerGroup, Model
 from sim.layers.ops import FusedOp, Layer, Megatron, Storage, layer_from
-from sim.layers.sizes import FEATURES, ROUTING_ENTRY_BYTES
 from sim.near_names import did_you_mean
+from sim.ops.sizes import FEATURES, ROUTING_ENTRY_BYTES
 from sim.ops.token_mixers import attention_work
 from sim.ops.work import (
     activation_work,

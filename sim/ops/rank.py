@@ -14,7 +14,7 @@ from sim.layers.choices import HeldDim
 from sim.layers.mixers import Attention
 from sim.layers.model import FeedForward
 from sim.layers.ops import Layer, Tensor
-from sim.layers.sizes import GroupLoad, Load, element_bytes, layer_sizes, tensor_columns
+from sim.ops.sizes import GroupLoad, Load, element_bytes, layer_sizes, tensor_columns
 from sim.prices.collectives import Collective, carried, collective_price, collectives_price
 from sim.prices.curves import Gemm, GroupedGemm, KernelShape
 from sim.prices.dtypes import DTYPE_BYTES, Dtype

@@ -22,9 +22,9 @@ from sim.layers.mixers import (
     LinearMixer,
 )
 from sim.layers.ops import FusedOp
-from sim.layers.sizes import GroupLoad
 from sim.ops.context import merge_partials
 from sim.ops.rank import Rank, Work, elementwise, gemm
+from sim.ops.sizes import GroupLoad
 from sim.prices.calibration import WIDEST_GROUP
 from sim.prices.curves import DecodeAttention, Gemm, LatentDecode, PrefillAttention
 from sim.prices.dtypes import DTYPE_BYTES, Dtype

@@ -12,9 +12,9 @@ from sim.arrays import add_up
 from sim.layers.choices import kept_tensors
 from sim.layers.declared import DeclaredWork, declared_choices
 from sim.layers.ops import FusedOp, gathers_weight
-from sim.layers.sizes import ROUTING_ENTRY_BYTES, tensor_dtype
 from sim.ops.rank import Rank, Work, elementwise, gemm
 from sim.ops.residuals import mix_after, mix_before
+from sim.ops.sizes import ROUTING_ENTRY_BYTES, tensor_dtype
 from sim.ops.token_mixers import token_mixer
 from sim.ops.two_letters import grid_work
 from sim.prices.collectives import Collective, carried, expert_all_to_all, expert_all_to_alls

@@ -30,10 +30,10 @@ import numpy as np
 from sim.arrays import Floats, Ints
 from sim.canonical import canonical
 from sim.evaluation import Evaluation
-from sim.layers.dims import dims_of
-from sim.layers.sizes import Load
+from sim.ops.dims import dims_of
 from sim.ops.layers import layer_of
 from sim.ops.rank import Rank
+from sim.ops.sizes import Load
 from sim.optimum.bounds import SLACK, Mesh
 from sim.optimum.fronts import LayerSide, Ranks
 from sim.optimum.spaces import Space, space_of_batches
@@ -239,7 +239,7 @@ def best_batch(workload: Workload, strategy: Strategy) -> int:
     Where it is feasible with none, the smallest: what it breaks, all break.
 
     >>> from sim.config.catalog import load_workload
-    >>> from sim.layers.heuristics import megatron_dims
+    >>> from sim.ops.heuristics import megatron_dims
     >>> workload = load_workload("mixtral_8x22b_8k")
     >>> best_batch(workload, Strategy(4, 8, 1, 1, megatron_dims(workload.model)))
     2048

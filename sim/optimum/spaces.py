@@ -36,8 +36,8 @@ from sim.canonical import canonical, dims_matter
 from sim.engines.engine_registry import engine_rules_of, in_space
 from sim.engines.engine_rules import EngineRules
 from sim.layers.declared import declared_choices
-from sim.layers.dims import Dim, dims_of
 from sim.layers.ops import FusedOp, choices_by_rule
+from sim.ops.dims import Dim, dims_of
 from sim.ops.vocabulary import vocabulary_ops
 from sim.simulate import mesh_violations
 from sim.strategy import (

@@ -156,7 +156,7 @@ def balanced_layers(workload: Workload, strategy: Strategy) -> tuple[int, ...] |
     """How many layers each stage of a strategy best has; None where it is feasible with none.
 
     >>> from sim.config.question import Question
-    >>> from sim.layers.heuristics import megatron_dims
+    >>> from sim.ops.heuristics import megatron_dims
     >>> asked = Question(model="deepseek_v3", engine="none", phase="decode", isl=4000, osl=500, gpus=32)
     >>> balanced_layers(asked.load(), Strategy(8, 1, 4, 64, megatron_dims(asked.load().model)))
     (17, 15, 15, 14)

@@ -18,8 +18,8 @@ from functools import lru_cache
 
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Memory
-from sim.layers.dims import spread_choices
-from sim.layers.heuristics import megatron_dims
+from sim.ops.dims import spread_choices
+from sim.ops.heuristics import megatron_dims
 from sim.ops.layers import layer_of
 from sim.prices.collectives import stage_send_s
 from sim.prices.dtypes import DTYPE_BYTES

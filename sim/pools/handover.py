@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sim.layers.dims import choices_of, dims_of
+from sim.ops.dims import choices_of, dims_of
 from sim.ops.layers import layer_ops
 from sim.prices.collectives import stage_send_s
 from sim.prices.mesh import MeshGroup

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sim.evaluation import Memory
-from sim.layers.sizes import Load
+from sim.ops.sizes import Load
 from sim.prices.engine import BARE, EngineTimes
 from sim.serving.phases import Pace, batching, engine_step_s
 from sim.step.attention_expert_meshes import sides_of_strategy

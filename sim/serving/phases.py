@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from sim.layers.sizes import Load
 from sim.near_names import did_you_mean
+from sim.ops.sizes import Load
 from sim.prices.engine import BARE, EngineTimes
 from sim.serving.pipelines import PROMPTS_FURTHER, TOKENS_FURTHER, stall_factor
 from sim.serving.prompts import PromptMeeting, mixed_steps, prompt_meeting

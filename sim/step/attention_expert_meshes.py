@@ -18,8 +18,8 @@ from typing import Any
 from sim.arrays import larger
 from sim.layers.choices import rule
 from sim.layers.ops import Layer, Tensor
-from sim.layers.sizes import Load
 from sim.ops.rank import Rank
+from sim.ops.sizes import Load
 from sim.prices.collectives import Collective
 from sim.prices.hardware import Hardware
 from sim.sharding.layout import Layout

@@ -13,8 +13,8 @@ from typing import Any
 from sim.evaluation import Explanation, OpBreakdown
 from sim.layers.choices import rule
 from sim.layers.ops import FusedOp, Layer
-from sim.layers.sizes import Load
 from sim.ops.rank import Rank, Work
+from sim.ops.sizes import Load
 from sim.prices.collectives import Collective
 from sim.prices.priced import PricedKernel, together
 from sim.prices.roofline import KernelTime

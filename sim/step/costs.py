@@ -15,9 +15,9 @@ from typing import NamedTuple
 from sim.arrays import add_up, larger
 from sim.layers.choices import HeldDim, kept_tensors, rule, sharded_dim
 from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
-from sim.layers.sizes import Load
 from sim.ops.layers import layer_of
 from sim.ops.rank import OpCost, Rank, Work
+from sim.ops.sizes import Load
 from sim.ops.two_letters import grid_letters
 from sim.ops.work import op_work
 from sim.prices.collectives import Collective

@@ -14,8 +14,8 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from sim.arrays import add_up
-from sim.layers.dims import dims_of
 from sim.layers.ops import FusedOp, Layer, Tensor, crossing_tensors
+from sim.ops.dims import dims_of
 from sim.ops.layers import layer_of
 from sim.ops.rank import OpCost
 from sim.prices.collectives import Collective

@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 
 from sim.arrays import Diverges, Floats, Ints, Lanes
-from sim.layers.sizes import Load
+from sim.ops.sizes import Load
 from sim.step.attention_expert_meshes import Sides, sides_in_lanes
 from sim.workload import Workload
 

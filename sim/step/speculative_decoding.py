@@ -14,10 +14,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Model
-from sim.layers.sizes import Load
+from sim.ops.heuristics import megatron_dims
 from sim.ops.rank import gemm
+from sim.ops.sizes import Load
 from sim.prices.curves import Gemm
 from sim.prices.dtypes import DTYPE_BYTES
 from sim.step.attention_expert_meshes import Sides, sides_of

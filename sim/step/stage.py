@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from sim.arrays import add_up, larger
 from sim.evaluation import Memory, StageBreakdown
-from sim.layers.sizes import Load
 from sim.ops.rank import OpCost
+from sim.ops.sizes import Load
 from sim.prices.collectives import in_lanes_s, stage_send_s
 from sim.prices.mesh import stage_pair
 from sim.step.attention_expert_meshes import Sides, meeting

@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.layers.ops import FusedOp
-from sim.layers.sizes import Load
 from sim.ops.rank import OpCost, Rank
+from sim.ops.sizes import Load
 from sim.step.attention_expert_meshes import group_sides
 from sim.step.costs import OpParts, op_cost, op_parts
 from sim.workload import Workload

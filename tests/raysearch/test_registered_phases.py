@@ -15,9 +15,9 @@ import pytest
 import raysearch as rs
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
-from sim.layers.heuristics import megatron_dims
-from sim.layers.sizes import Load
 from sim.nearness import idle_slos
+from sim.ops.heuristics import megatron_dims
+from sim.ops.sizes import Load
 from sim.optimum.certificate import certify
 from sim.optimum.checker import check
 from sim.optimum.exact_search import find_best

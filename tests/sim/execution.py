@@ -16,8 +16,8 @@ import numpy as np
 from sim.evaluation import OpBreakdown
 from sim.layers.choices import rule
 from sim.layers.ops import FusedOp, Tensor, gathers_weight
-from sim.layers.sizes import element_bytes
 from sim.ops.rank import Rank
+from sim.ops.sizes import element_bytes
 from sim.prices.collectives import Collective
 from sim.sharding.kinds import LogSumExp
 from sim.sharding.operations import HEAD, OPERATIONS, QUERIES, cached_attention, softmax

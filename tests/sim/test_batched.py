@@ -17,10 +17,10 @@ from sim.batched import Strategies, evaluate_many, step_seconds
 from sim.config.catalog import load_workload
 from sim.config.question import Question
 from sim.engines.engine_registry import in_space
-from sim.layers.dims import dims_of
-from sim.layers.heuristics import megatron_dims
 from sim.layers.mixers import GroupedAttention, LinearMixer
 from sim.layers.model import FeedForward, LayerGroup, Model
+from sim.ops.dims import dims_of
+from sim.ops.heuristics import megatron_dims
 from sim.optimum.spaces import extended_space, space_of
 from sim.serving.phases import SERVE, batching, register_phase, withdraw_phase
 from sim.simulate import evaluate

@@ -11,9 +11,9 @@ import pytest
 
 from sim.config.catalog import load_hardware
 from sim.evaluation import OpBreakdown
-from sim.layers.dims import choices_of
-from sim.layers.heuristics import megatron_sp_dims
 from sim.layers.model import uniform_model
+from sim.ops.dims import choices_of
+from sim.ops.heuristics import megatron_sp_dims
 from sim.optimum.spaces import extended_space, joint_space, paper_space
 from sim.serving.phases import batching
 from sim.sharding.operations import HEAD, QUERIES

@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from raysearch.base.file_io import degrees_text
-from sim.layers.heuristics import megatron_dims
 from sim.layouts import LAYOUTS, degrees_of_layout, layout_of, meshes_text
+from sim.ops.heuristics import megatron_dims
 from sim.optimum.spaces import extended_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy

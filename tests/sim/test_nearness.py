@@ -9,8 +9,8 @@ import pytest
 
 from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
-from sim.layers.heuristics import megatron_dims
 from sim.nearness import near_limits
+from sim.ops.heuristics import megatron_dims
 from sim.optimum.exact_search import find_best
 from sim.optimum.landscape import find_optimum
 from sim.optimum.spaces import paper_space

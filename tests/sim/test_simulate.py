@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from sim.config.catalog import load_workload
 from sim.config.question import Question
 from sim.evaluation import Evaluation, Violation
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.mixers import GroupedAttention
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.ops.layers import op_names
 from sim.prices.hardware import CollectiveModel, ExpertAllToAll, Hardware, PointToPoint
 from sim.simulate import evaluate

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sim.engines.engine_registry import in_space
-from sim.layers.heuristics import megatron_dims
 from sim.layouts import layout_of
+from sim.ops.heuristics import megatron_dims
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.strategy_checks import LARGEST, MOST_STAGE_GPUS, StrategyError, check_strategy

@@ -17,8 +17,8 @@ from raysearch.deploy.export.models import CHECKPOINT, Supported
 from raysearch.deploy.export.render import Command, Flag, Variable
 from sim.engines.engine_rules import EngineRules, nvidia_alone
 from sim.engines.megatron_core import MEGATRON_CORE
-from sim.layers.dims import spread_choices
-from sim.layers.heuristics import megatron_dims
+from sim.ops.dims import spread_choices
+from sim.ops.heuristics import megatron_dims
 from sim.simulate import evaluate
 
 _SERVERS = ("examples/inference/launch_inference_server.py", "tools/run_dynamic_text_generation_server.py")

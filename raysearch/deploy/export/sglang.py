@@ -18,7 +18,7 @@ from raysearch.deploy.export.fitting import fitted
 from raysearch.deploy.export.models import draft_repository
 from raysearch.deploy.export.render import Command, Flag, Variable
 from sim.engines.sglang import SGLANG
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.serving.phases import phase_of, running_sequences
 from sim.workload import Speculation
 

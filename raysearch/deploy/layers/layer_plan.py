@@ -1,7 +1,7 @@
 """What each op of a layer reads, gives and leaves on its side's mesh, for frameworks that shard by module.
 
 >>> from sim.config.catalog import load_model
->>> from sim.layers.heuristics import megatron_dims
+>>> from sim.ops.heuristics import megatron_dims
 >>> from sim.ops.layers import op_names
 >>> model = load_model("llama_3_1_70b")
 >>> cut = Sharded(model, dict(zip(op_names(model), megatron_dims(model), strict=True)), tp=8)

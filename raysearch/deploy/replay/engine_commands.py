@@ -17,8 +17,8 @@ from sim.config.catalog import read_model
 from sim.config.files import config_path, list_names
 from sim.config.question import Question
 from sim.config.reading import Unreadable, read_bytes
-from sim.layers.dims import spread_choices
-from sim.layers.heuristics import megatron_dims
+from sim.ops.dims import spread_choices
+from sim.ops.heuristics import megatron_dims
 from sim.replay.replica import Deployed
 from sim.strategy import Strategy
 from sim.strategy_checks import check_strategy

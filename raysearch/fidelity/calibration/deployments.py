@@ -15,8 +15,8 @@ from raysearch.fidelity.calibration.server_settings import AS_SHIPPED, ServerSet
 from sim.config.catalog import load_model
 from sim.engines.engine_registry import engine_rules
 from sim.json_object import JsonFields
-from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Model
+from sim.ops.heuristics import megatron_dims
 from sim.prices.dtypes import Dtype
 from sim.prices.engine import BARE, Engine, EngineTimes, MemoryPolicy
 from sim.prices.hardware import EngineName, Hardware

@@ -32,7 +32,7 @@ from sim.config.catalog import CatalogError, load_hardware, measured_machine
 from sim.config.question import Question
 from sim.config.reading import Unreadable, parse_object, read_bytes
 from sim.json_object import JsonObject
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.prices.dtypes import Dtype
 from sim.prices.priced import Interval, error_interval, together
 from sim.serving.phases import DECODE, PREFILL

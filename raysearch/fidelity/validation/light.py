@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sim.layers.dims import choices_of
-from sim.layers.sizes import Load
+from sim.ops.dims import choices_of
+from sim.ops.sizes import Load
 from sim.ops.work import op_work
 from sim.prices.engine import BARE
 from sim.serving.phases import Batching

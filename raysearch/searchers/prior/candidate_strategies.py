@@ -13,8 +13,8 @@ import numpy as np
 
 from envs.space import Action, StrategySpace
 from sim.arrays import Flags, Ints
-from sim.layers.dims import dims_of, spread_choices
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.ops.dims import dims_of, spread_choices
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.optimum.spaces import space_of
 from sim.serving.phases import most_sequences
 from sim.simulate import mesh_violations

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from raysearch.base.errors import InputError
 from sim.arrays import Ints
 from sim.batched import Strategies
-from sim.layers.dims import dims_of
 from sim.layers.mixers import Attention, CompressedAttention, GroupedAttention, LatentAttention, LinearMixer
+from sim.ops.dims import dims_of
 from sim.ops.layers import MOE_LAYER, layer_of
 from sim.prices.dtypes import DTYPE_BYTES
 from sim.prices.hardware import NCCL_ALGORITHMS, Hardware

@@ -11,11 +11,11 @@ import numpy as np
 
 from raysearch.deploy.layers.sharded_layer import Sharded, cache_shape, sharded_layer_of, shown_group, weight_shapes
 from sim.config.catalog import load_hardware
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.mixers import LatentAttention
 from sim.layers.model import FeedForward, LayerGroup, Model, uniform_model
-from sim.layers.sizes import ROUTING_ENTRY_BYTES
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.ops.layers import op_names
+from sim.ops.sizes import ROUTING_ENTRY_BYTES
 from sim.prices.collectives import Collective
 from sim.sharding.placement import REPLICATE
 from sim.simulate import evaluate

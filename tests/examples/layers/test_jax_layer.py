@@ -15,8 +15,8 @@ import pytest
 
 from raysearch.base.errors import InputError
 from raysearch.deploy.layers.sharded_layer import Slots
-from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Model
+from sim.ops.heuristics import megatron_dims
 from sim.ops.layers import op_names
 from sim.sharding.placement import PARTIAL, REPLICATE, Shard
 from sim.workload import ExpertExchange

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from sim.config.catalog import load_workload
-from sim.layers.dims import dims_of
+from sim.ops.dims import dims_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 

@@ -36,7 +36,7 @@ from sim.batched import Strategies, evaluate_many, step_seconds
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
 from sim.layers.choices import declare_choice, withdraw_choice
-from sim.layers.heuristics import megatron_sp_dims
+from sim.ops.heuristics import megatron_sp_dims
 from sim.ops.layers import MOE_LAYER
 from sim.optimum.spaces import space_of
 from sim.prices.calibration import Calibration

@@ -15,7 +15,7 @@ from raysearch.simulators.opening import searched_space
 from raysearch.testing.landscapes import DENSE, MOE, barren, tiny_workload
 from raysearch.testing.searcher_suite import ConformanceRun, ConformanceSetting, SearcherSuite
 from sim.config.catalog import load_workload
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.optimum.spaces import space_of
 from sim.simulate import evaluate
 from sim.workload import SpaceName

@@ -10,7 +10,7 @@ import pytest
 from raysearch.base.errors import InputError
 from raysearch.simulators import aisimulate, genz
 from sim.config.catalog import load_workload
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Speculation
 

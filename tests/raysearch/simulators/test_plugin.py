@@ -13,7 +13,7 @@ from raysearch.simulators.measurement import Measurement, as_evaluation
 from raysearch.simulators.opening import searched_space
 from raysearch.simulators.plugin import load_plugin
 from sim.config.catalog import load_workload
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from tests.raysearch.simulators.boxes import scattered

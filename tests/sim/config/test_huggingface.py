@@ -16,8 +16,8 @@ from sim.config.huggingface.keys import CannotImport
 from sim.config.huggingface.model_import import ModelImport, import_model
 from sim.config.huggingface.quantisation import Formats, formats_of
 from sim.config.schemas import ModelFile
-from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Model
+from sim.ops.heuristics import megatron_dims
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from tests.questions import question_about

@@ -11,7 +11,7 @@ import pytest
 import sim
 from sim.config.catalog import default_hardware, load_hardware, load_workload
 from sim.config.files import CatalogError, config_path, list_names
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import space_of
 from sim.prices.collectives import (

@@ -10,7 +10,7 @@ import pytest
 
 from sim.config.catalog import load_calibration, load_hardware, load_machine_header, load_workload
 from sim.config.files import CatalogError, config_path
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.prices.curves import Curves, DecodeAttention, Gemm
 from sim.simulate import evaluate
 from sim.strategy import Strategy

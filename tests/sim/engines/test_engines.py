@@ -24,8 +24,8 @@ from sim.engines.engine_registry import (
 )
 from sim.engines.engine_rules import EngineRules
 from sim.evaluation import Evaluation
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import Model
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.optimum.exact_search import find_best, find_bests
 from sim.optimum.spaces import engine_space, extended_space, heuristic_space, space_of
 from sim.simulate import evaluate

@@ -9,8 +9,8 @@ import pytest
 
 from sim.layers.choices import declare_choice, rule, withdraw_choice
 from sim.layers.declared import declared_choices
-from sim.layers.sizes import Load
 from sim.ops.layers import DENSE_LAYER, MOE_LAYER
+from sim.ops.sizes import Load
 from sim.sharding.placement import Array, parse_placement
 from sim.sharding.rule_check import WrongRule
 from sim.sharding.rules import Rule

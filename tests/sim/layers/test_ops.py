@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sim.config.catalog import load_model, load_workload
 from sim.layers.model import uniform_model
 from sim.layers.ops import Layer
-from sim.layers.sizes import Load, element_bytes, layer_sizes, tensor_columns
 from sim.ops.layers import DENSE_LAYER, MOE_LAYER, layer_ops, op_names
+from sim.ops.sizes import Load, element_bytes, layer_sizes, tensor_columns
 from sim.workload import Workload
 
 MOE = load_workload("gpt_moe_1_2t_16k")

@@ -25,10 +25,10 @@ from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.files import config_path
 from sim.engines.engine_registry import in_space
-from sim.layers.dims import dims_of
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import LayerGroup
 from sim.layers.ops import FusedOp, Megatron
+from sim.ops.dims import dims_of
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.ops.layers import all_operations, layer_of, op_names, register_op, withdraw_op
 from sim.ops.rank import Rank, Work, elementwise, gemm
 from sim.ops.work import norm_work

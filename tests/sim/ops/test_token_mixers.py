@@ -11,9 +11,9 @@ from sim.batched import evaluate_many
 from sim.config.huggingface.model_import import import_model
 from sim.config.schemas import ModelFile
 from sim.layers.model import Model
-from sim.layers.sizes import Load
 from sim.ops.layers import layer_of
 from sim.ops.rank import Rank
+from sim.ops.sizes import Load
 from sim.ops.work import op_work
 from sim.optimum.spaces import extended_space
 from sim.simulate import evaluate

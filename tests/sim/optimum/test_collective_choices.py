@@ -13,8 +13,8 @@ from sim.batched import Evaluations, evaluate_many
 from sim.config.catalog import CatalogError
 from sim.config.question import Question
 from sim.evaluation import Evaluation
-from sim.layers.heuristics import megatron_sp_dims
 from sim.layers.ops import Tensor, crossing_tensors
+from sim.ops.heuristics import megatron_sp_dims
 from sim.ops.rank import Rank
 from sim.optimum.certificate import certify
 from sim.optimum.checker import check

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.model import uniform_model
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.ops.layers import op_names
 from sim.optimum.landscape import Optimum, find_optimum
 from sim.optimum.spaces import space_of

@@ -13,10 +13,10 @@ from sim.batched import evaluate_many
 from sim.config.catalog import load_model
 from sim.config.files import list_names
 from sim.engines.engine_registry import in_space
-from sim.layers.dims import dims_of, spread_choices
-from sim.layers.heuristics import megatron_dims
 from sim.layers.mixers import GroupedAttention, LinearMixer
 from sim.layers.model import FeedForward, LayerGroup, Model
+from sim.ops.dims import dims_of, spread_choices
+from sim.ops.heuristics import megatron_dims
 from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, extended_space, joint_space, space_of
 from sim.simulate import evaluate

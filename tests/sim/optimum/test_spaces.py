@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sim.config.catalog import load_workload
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.ops.layers import layer_ops
 from sim.optimum.exact_search import find_best
 from sim.optimum.landscape import find_optimum

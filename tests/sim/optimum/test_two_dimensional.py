@@ -10,7 +10,7 @@ import pytest
 
 from sim.batched import evaluate_many
 from sim.layers.choices import grid_rule, has_grid, rule
-from sim.layers.dims import dims_of
+from sim.ops.dims import dims_of
 from sim.ops.layers import DENSE_LAYER, MOE_LAYER
 from sim.optimum.exact_search import find_best
 from sim.optimum.landscape import can_be_added_up

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sim.config.catalog import load_calibration, load_hardware, load_machine_header
 from sim.config.files import config_path
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.prices.calibration import Calibration
 from sim.prices.collectives import collective_price, expert_all_to_all, stage_send_s
 from sim.prices.curves import (

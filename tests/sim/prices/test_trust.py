@@ -9,7 +9,7 @@ import pytest
 from sim.config.catalog import load_calibration, load_hardware, load_workload
 from sim.engines.engine_registry import engine_rules
 from sim.evaluation import Evaluation
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.prices.engine import Engine, EngineTimes
 from sim.prices.hardware import ErrorModel, Hardware, ServingIntervals, Widths
 from sim.prices.priced import EXACT, PricedKernel, error_interval, together

@@ -17,7 +17,7 @@ from raysearch.base.file_io import as_strategy, strategy_dict
 from sim.batched import evaluate_many
 from sim.config.catalog import CatalogError, load_workload
 from sim.config.question import Question
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, joint_space, space_of
 from sim.replay.drive import as_they_come

@@ -11,7 +11,7 @@ import pytest
 from sim.config.catalog import CatalogError
 from sim.config.files import config_path
 from sim.config.question import Question
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.serving.acceptance import accepted_drafts
 from sim.simulate import evaluate
 from sim.strategy import Strategy

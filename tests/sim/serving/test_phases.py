@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.config.catalog import load_workload
 from sim.config.question import Question
 from sim.engines.engine_registry import engine_rules
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.prices.engine import Engine, EngineTimes
 from sim.serving.phases import Pace, batching, most_sequences
 from sim.simulate import evaluate, steady_state

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sim.config.catalog import CatalogError
 from sim.engines.engine_registry import engine_rules
-from sim.layers.sizes import Load
+from sim.ops.sizes import Load
 from sim.serving.phases import batching
 from sim.serving.prompts import mixed_steps, prompt_meeting
 from sim.simulate import evaluate

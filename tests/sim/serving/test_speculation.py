@@ -11,7 +11,7 @@ from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.config.files import CatalogError
 from sim.evaluation import Evaluation
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.optimum.exact_search import find_best
 from sim.optimum.landscape import find_optimum
 from sim.optimum.spaces import extended_space, joint_space

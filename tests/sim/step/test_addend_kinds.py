@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.layers.dims import dims_of
+from sim.ops.dims import dims_of
 from sim.serving.phases import batching
 from sim.step.attention_expert_meshes import sides_of
 from sim.step.layer import group_sums

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation, OpBreakdown
-from sim.layers.dims import dims_of
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
 from sim.layers.mixers import GroupedAttention
+from sim.ops.dims import dims_of
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.ops.layers import op_names
 from sim.optimum.spaces import extended_space
 from sim.prices.collectives import Collective

@@ -13,10 +13,10 @@ from sim.batched import evaluate_many
 from sim.config.catalog import load_model
 from sim.config.files import CatalogError
 from sim.evaluation import StageBreakdown
-from sim.layers.dims import dims_of
-from sim.layers.heuristics import megatron_dims
 from sim.layers.mixers import Attention, GroupedAttention, Indexer, LatentAttention, LinearMixer
 from sim.layers.model import FeedForward, LayerGroup, Model
+from sim.ops.dims import dims_of
+from sim.ops.heuristics import megatron_dims
 from sim.simulate import evaluate
 from sim.step.pipeline import pipeline, stage_layers
 from sim.strategy import NONE, Strategy

@@ -13,7 +13,7 @@ from sim.batched import evaluate_many
 from sim.config.catalog import CatalogError
 from sim.config.question import Question
 from sim.evaluation import Evaluation
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, extended_space
 from sim.simulate import evaluate

@@ -9,7 +9,7 @@ import pytest
 from sim.config.catalog import CatalogError
 from sim.config.question import Question
 from sim.evaluation import Evaluation
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import space_of
 from sim.simulate import evaluate

@@ -12,7 +12,7 @@ from raysearch.deploy.export.formats import exporter
 from raysearch.deploy.export.models import repository
 from sim.config.catalog import engine_versions, load_model, read_versions
 from sim.engines.engine_registry import engine_rules
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Speculation, Workload
 from tests.raysearch.deploy.export.test_engines import ENGINES, OPTIONS, served

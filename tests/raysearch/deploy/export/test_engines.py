@@ -25,7 +25,7 @@ from sim.config.catalog import load_model, read_versions
 from sim.config.question import Question
 from sim.engines.engine_registry import engine_rules
 from sim.layers.eagle3_head import eagle3_head
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.optimum.spaces import engine_space
 from sim.simulate import evaluate
 from sim.strategy import Strategy

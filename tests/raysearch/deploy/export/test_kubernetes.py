@@ -16,7 +16,7 @@ from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.engine_words import read_capability
 from raysearch.deploy.export.formats import exporter, pools_exporter
 from raysearch.deploy.export.pool_services import transfer_notes
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Workload
 from tests.questions import question_about

@@ -34,8 +34,8 @@ from raysearch.deploy.export.render import (
     yaml_text,
 )
 from sim.config.catalog import load_model
-from sim.layers.heuristics import megatron_dims
 from sim.layers.model import Published
+from sim.ops.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Speculation, Workload
 from tests.processes import LONGEST_S

@@ -15,7 +15,7 @@ from raysearch.deploy.export.engine_words import Capability, unread_settings
 from raysearch.deploy.export.formats import exporter
 from raysearch.deploy.export.trtllm import config
 from sim.config.files import configs_root
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.strategy import Strategy
 from sim.workload import Speculation
 from tests.raysearch.deploy.export.test_engines import served

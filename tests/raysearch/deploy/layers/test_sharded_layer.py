@@ -9,7 +9,7 @@ from raysearch.deploy.export.deployment import Deployment
 from raysearch.deploy.export.formats import exporter
 from raysearch.deploy.layers.sharded_layer import check_runs
 from sim.config.catalog import load_model
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.strategy import Strategy
 from tests.questions import question_about
 

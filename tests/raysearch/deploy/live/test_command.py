@@ -26,7 +26,7 @@ from raysearch.deploy.live.benchmark import checked_benchmark, of_command
 from raysearch.deploy.live.deployment_candidates import Candidates, candidates_of
 from raysearch.deploy.live.session import HEAD_FILE, ROWS_FILE, Folder, Settings, tune
 from raysearch.simulators.measurement import Measurement
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.optimum.spaces import heuristic_space
 from sim.strategy import Strategy
 from tests.processes import LONGEST_S, children, ended, wait_until

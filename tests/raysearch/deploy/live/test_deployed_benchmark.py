@@ -27,7 +27,7 @@ from raysearch.deploy.live.deployed_benchmark import (
     measure_deployed,
 )
 from raysearch.simulators.measurement import Measurement
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.strategy import Strategy
 from tests.questions import question_about
 from tests.raysearch.forging import WRONG, encoded, places, replaced

@@ -8,7 +8,7 @@ import pytest
 
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.same_chip import where_measured
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from tests.questions import question_about

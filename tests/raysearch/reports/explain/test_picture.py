@@ -8,7 +8,7 @@ import pytest
 
 from raysearch.reports.explain.picture import Picture, pictures_of, shown_tensor
 from sim.config.catalog import load_model, load_workload
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 

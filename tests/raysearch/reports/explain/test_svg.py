@@ -12,7 +12,7 @@ import pytest
 from raysearch.reports.explain.picture import Picture, pictures_of
 from raysearch.reports.explain.svg import draw_svg
 from sim.config.catalog import load_model, load_workload
-from sim.layers.heuristics import megatron_dims
+from sim.ops.heuristics import megatron_dims
 from sim.simulate import evaluate
 from sim.strategy import Strategy
 from sim.workload import Workload

@@ -8,7 +8,7 @@ import pytest
 
 from sim.config.catalog import load_workload
 from sim.evaluation import Evaluation
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.ops.layers import op_names
 from sim.simulate import evaluate
 from sim.strategy import Strategy

@@ -8,7 +8,7 @@ earlier one has its way, and the conflict is named. What nothing reaches is not 
 Source: GSPMD (Xu et al., 2021), section 3.5: propagation in priorities, forward and backward, until a fixed point.
 
 >>> from sim.config.catalog import load_workload
->>> from sim.layers.heuristics import megatron_dims
+>>> from sim.ops.heuristics import megatron_dims
 >>> workload = load_workload("gpt_moe_1_2t_16k")
 >>> found = propagated(workload, megatron_weights(workload))
 >>> found.dims == megatron_dims(workload.model), found.origins[2]
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sim.layers.choices import OpRule, rule
-from sim.layers.dims import Dim, dims_of
 from sim.layers.ops import Layer
+from sim.ops.dims import Dim, dims_of
 from sim.ops.layers import layer_of
 from sim.sharding.placement import Placement
 from sim.strategy import NONE

@@ -7,10 +7,10 @@ import pytest
 
 from sim.config.catalog import load_workload
 from sim.layers.choices import rule
-from sim.layers.dims import dims_of
-from sim.layers.heuristics import megatron_dims, megatron_sp_dims
-from sim.layers.propagation import GIVEN, UNREACHED, megatron_weights, propagated
+from sim.ops.dims import dims_of
+from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.ops.layers import layer_of
+from sim.ops.propagation import GIVEN, UNREACHED, megatron_weights, propagated
 from sim.strategy import NONE, TOKENS
 
 WORKLOADS = sorted(path.stem for path in Path("configs/workloads").glob("*.toml"))
