@@ -216,7 +216,8 @@ def whole_experts(workload: Workload, strategy: Strategy) -> Iterator[str]:
     """Every rank has the same number of experts."""
     copies = workload.model.experts + workload.redundant_experts
     if copies % strategy.ep:
-        yield f"expert-parallel size {strategy.ep} does not divide {copies} experts"
+        more = -copies % strategy.ep
+        yield f"expert-parallel size {strategy.ep} does not divide {copies} experts; {more} more copies would do"
 
 
 def shared_context(workload: Workload, strategy: Strategy) -> Iterator[str]:

@@ -13,6 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from raysearch.base.errors import InputError, RunFailed
+from raysearch.base.file_io import record_bytes
 from raysearch.cli.app import app
 from raysearch.fidelity.calibration.deployments import Skipped
 from raysearch.fidelity.calibration.inferencex_results import serving_frame
@@ -141,6 +142,49 @@ def test_a_forecast_is_scored_by_hand_arithmetic(tmp_path: Path) -> None:
     assert score_of(made, far)["time_per_token"]["inside"] == 0.0
     with pytest.raises(InputError, match="none of the forecast's deployments"):
         score_of(made, [PublishedResult(("another",), "", 1.0, None)])
+
+
+# Requests, ms per token and tokens/s/GPU: predicted with their interval, and measured.
+SCORED = [
+    (4, (10.0, 8.0, 12.0), 11.0, (100.0, 80.0, 120.0), 90.0),
+    (8, (14.0, 12.0, 15.5), 16.0, (200.0, 160.0, 240.0), 260.0),
+    (16, (18.0, 16.0, 22.0), 21.0, (300.0, 260.0, 360.0), 250.0),
+    (32, (40.0, 36.0, 43.0), 44.0, (400.0, 320.0, 500.0), 380.0),
+]
+
+
+def test_the_command_scores_a_forecast_as_one_does_by_hand(raysearch, tmp_path: Path) -> None:
+    """Under 15 and 20 ms the second and third are picked and miss; under 30 the third is, which the second beats."""
+    shared = {"entry": "e", "model": "deepseek_v3", "machine": "h200_sxm", "framework": "sglang", "precision": "fp8"}
+    shared |= {"isl": 8192, "osl": 1024, "draft_tokens": 0, "decode": {"count": 1, "gpus": 8, "ep": 1, "dp": 1}}
+    predictions = [
+        {**shared, "requests": requests, "tpot_ms": tpot, "tokens_per_s_per_gpu": rate}
+        for requests, tpot, _, rate, _ in SCORED
+    ]
+    forecast = {"made_by": "raysearch 0", "date": "2026-11-28", "predictions": predictions, "not_predicted": {}}
+    (tmp_path / "forecast.json").write_bytes(record_bytes(forecast))
+    columns = "hardware,model,framework,precision,spec_method,disagg,decode_tp,decode_ep,isl,osl,conc,date"
+    rows = [f"{columns},mean_tpot,output_tput_per_gpu"]
+    rows += [
+        f"h200,DeepSeek-R1,sglang,fp8,none,False,8,1,8192,1024,{requests},2026-12-01,{ms / 1e3},{rate}"
+        for requests, _, ms, _, rate in SCORED
+    ]
+    (tmp_path / "results.csv").write_text("\n".join([*rows, rows[1].replace("h200", "b200")]))
+    asked = ("forecast", str(tmp_path / "forecast.json"), "--score", str(tmp_path / "results.csv"))
+    found = json.loads(raysearch(*asked, "--json").stdout)
+    assert (found["predictions"], found["measured"]) == (4, 4)
+    errors = (1 / 11, 2 / 16, 3 / 21, 4 / 44)
+    of_time = {"mape": sum(errors) / 4, "median_ape": (1 / 11 + 1 / 8) / 2, "bias": -sum(errors) / 4, "inside": 0.5}
+    assert found["time_per_token"] == pytest.approx(
+        {"rows": 4, "width": (15.5 / 12 + 22 / 16) / 2, **of_time}, abs=1e-3
+    )
+    assert found["tokens_per_s_per_gpu"]["bias"] == pytest.approx(
+        (10 / 9 + 20 / 26 + 30 / 25 + 40 / 38) / 4 - 1, abs=1e-4
+    )
+    assert found["tokens_per_s_per_gpu"]["inside"] == 0.5  # 260 is above 240 and 250 below 260
+    assert found["rank"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # the second and the third are measured the other way
+    assert found["regret"] == {"picks": 4, "missed_the_limit": 2, "mean": pytest.approx((1 - 250 / 260) / 2, abs=1e-4)}
+    assert "of 4 picks 2 miss their limit; the others lose 1.9% to the best measured" in raysearch(*asked).stdout
 
 
 TAGS = ("!!int 'x'", "!!bool x", "!!timestamp x", "&a [*a]", "2001-13-99", "{[1]: 2}", "&a {<<: *a}", "[" * 2000)
