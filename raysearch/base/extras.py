@@ -32,7 +32,12 @@ def check_installed(extra: str, who: str, otherwise: str = "") -> None:
     Raises:
         InputError: It is not installed; says how to, from the checkout or a wheel, since neither is published.
     """
-    modules, title = PACKAGES[extra]
-    if any(importlib.util.find_spec(module) is None for module in modules.split()):
+    _, title = PACKAGES[extra]
+    if not is_installed(extra):
         how = f"pip install -e '.[{extra}]' in the checkout, or 'FILE.whl[{extra}]'"
         raise InputError(f"{who} needs {title}: {how}" + (f"; without: {otherwise}" if otherwise else ""))
+
+
+def is_installed(extra: str) -> bool:
+    """Whether all modules of an extra are there."""
+    return all(importlib.util.find_spec(module) for module in PACKAGES[extra][0].split())

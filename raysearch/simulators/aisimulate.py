@@ -14,6 +14,7 @@ Source: NVIDIA, github.com/ai-dynamo/aisimulate (Apache-2.0), AIConfigurator's s
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,7 @@ from typing import Any
 from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
 from raysearch.simulators.measurement import Measurement, refuse_beyond_plain_decoding
+from sim.json_object import JsonObject
 from sim.ops.dims import spread_choices
 from sim.ops.heuristics import megatron_dims
 from sim.strategy import Strategy
@@ -136,6 +138,54 @@ class Recommended:
     tpot_s: float
     ttft_s: float
     version: str
+
+
+FORECAST: Mapping[str, Mapping[str, str]] = {
+    "deepseek_v3": {"fp8": "deepseek-ai/DeepSeek-R1", "fp4": "nvidia/DeepSeek-V3.1-NVFP4"},
+    "deepseek_v4_pro": {"fp4": "deepseek-ai/DeepSeek-V4-Pro"},
+    "glm_5": {"fp8": "zai-org/GLM-5-FP8", "fp4": "nvidia/GLM-5-NVFP4"},
+    "glm_5_2": {"fp8": "zai-org/GLM-5.2-FP8", "fp4": "nvidia/GLM-5.2-NVFP4"},
+    "gpt_oss_120b": {"fp4": "openai/gpt-oss-120b"},
+    "kimi_k2_5": {"int4": "moonshotai/Kimi-K2.5", "fp4": "nvidia/Kimi-K2.5-NVFP4"},
+    "kimi_k3": {"fp4": "moonshotai/Kimi-K3"},
+    "minimax_m2_5": {"fp8": "MiniMaxAI/MiniMax-M2.5", "fp4": "nvidia/MiniMax-M2.5-NVFP4"},
+    "minimax_m3": {"bf16": "MiniMaxAI/MiniMax-M3", "fp4": "nvidia/MiniMax-M3-NVFP4"},
+    "qwen3_5_397b_a17b": {"bf16": "Qwen/Qwen3.5-397B-A17B", "fp4": "nvidia/Qwen3.5-397B-A17B-NVFP4"},
+}
+"""Its names of the models that forecasts are about, by their precision."""
+
+
+def forecast_tpot_ms(prediction: JsonObject) -> float | None:
+    """Its time per token of a deployment in a forecast, seconds later.
+
+    None where it has no figure, and of pools and drafts, whose settings it would have to be told.
+    """
+    model = FORECAST.get(prediction["model"], {}).get(prediction["precision"])
+    if model is None or "prefill" in prediction or prediction["draft_tokens"]:
+        return None
+    check_here()
+    from aisimulate.legacy_cli.api import cli_estimate
+
+    worker = prediction["decode"]
+    gpus, ep, dp = worker["gpus"], worker["ep"], worker["dp"]
+    try:
+        with redirect_stdout(sys.stderr):
+            found = cli_estimate(
+                model_path=model,
+                system_name=prediction["machine"].removesuffix("_nvl72"),
+                backend_name=prediction["engine"],
+                isl=prediction["isl"],
+                osl=prediction["osl"],
+                batch_size=-(-prediction["requests"] // (worker["count"] * dp)),
+                tp_size=gpus // dp,
+                pp_size=worker["pp"],
+                attention_dp_size=dp,
+                moe_tp_size=gpus // ep,
+                moe_ep_size=ep,
+            )
+    except (ValueError, KeyError, RuntimeError, SystemExit):  # as it says what it lacks
+        return None
+    return float(found.tpot)
 
 
 def check_here() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from raysearch.cli.commands.settings import Setting, takes_settings
 
 if TYPE_CHECKING:
     from raysearch.fidelity.forecasts.forecast_score import ForecastScore
+    from sim.json_object import JsonObject
 
 
 @takes_settings
@@ -41,7 +43,8 @@ def forecast_deployments(
     """Predict the performance of announced deployments before anyone measures them, or score such a forecast.
 
     Predictions have 90 % intervals. The file has the version, the date, digests of its sources, and a digest of itself
-    that exposes any change. What cannot be predicted is listed with the reason.
+    that exposes any change. What cannot be predicted is listed with the reason. Where AISimulate is installed, a score
+    has its predictions, too.
 
     \b
     Examples:
@@ -58,7 +61,9 @@ def forecast_deployments(
     if score is not None:
         if len(path) != 1 or out is not None:
             raise InputError("--score: expected one forecast file, and no --out")
-        found = forecast_score.score_of(sealed_forecast.read_forecast(path[0]), read_results(score))
+        forecast, results = sealed_forecast.read_forecast(path[0]), read_results(score)
+        with telling("asking AISimulate") as tell:
+            found = forecast_score.score_of(forecast, results, _incumbent(tell))
         print_json(found) if as_json else _print_score(found)
         return
     out = file_to_write(out)
@@ -79,6 +84,18 @@ def forecast_deployments(
     print(f"{SEAL} {json.loads(content)[SEAL]}")
 
 
+def _incumbent(tell: Callable[[str], object]) -> Callable[[JsonObject], float | None] | None:
+    """AISimulate's time per token of a deployment, where it is installed."""
+    from raysearch.base.extras import is_installed
+    from raysearch.simulators.aisimulate import forecast_tpot_ms
+
+    def asked(prediction: JsonObject) -> float | None:
+        tell(f"{prediction['entry']}, {prediction['requests']} requests")
+        return forecast_tpot_ms(prediction)
+
+    return asked if is_installed("aisimulate") else None
+
+
 def _print_score(found: ForecastScore) -> None:
     print(f"{found['measured']:,} of {found['predictions']:,} predictions of {found['date']} have been measured since")
     for name, title in (("time_per_token", "time per token"), ("tokens_per_s_per_gpu", "tokens/s/GPU")):
@@ -90,4 +107,11 @@ def _print_score(found: ForecastScore) -> None:
     regret = found["regret"]
     rank = "-" if found["rank"] is None else f"{found['rank']:.3f}"
     lost = "" if regret["mean"] is None else f"; the others lose {regret['mean']:.1%} to the best measured"
+    if beside := found["beside"]:
+        ours, theirs = beside["ours"], beside["theirs"]
+        print(
+            f"AISimulate has a figure of {theirs['rows']} of them: mean error {theirs['mape']:.1%}, median "
+            f"{theirs['median_ape']:.1%}, bias {theirs['bias']:+.1%}; ours on these {ours['mape']:.1%}, "
+            f"{ours['median_ape']:.1%}, {ours['bias']:+.1%}"
+        )
     print(f"rank correlation {rank}; of {regret['picks']} picks {regret['missed_the_limit']} miss their limit{lost}")

@@ -76,6 +76,8 @@ def published_records(path: Path) -> Iterator[JsonObject]:
     Raises:
         InputError: A file cannot be read.
     """
+    if not path.exists():
+        raise InputError(f"no such file or folder: {path}")
     files = [path] if path.is_file() else sorted(each for each in path.glob("*") if each.suffix in (".json", ".csv"))
     for file in files:
         rows: Any = read_text(file).to_dict("records") if file.suffix == ".csv" else _parsed(file)

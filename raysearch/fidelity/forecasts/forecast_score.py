@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -20,6 +20,7 @@ SLOS_MS = (15.0, 20.0, 30.0, 50.0)
 class _Pair(NamedTuple):
     """A prediction and what was measured of it: (predicted, least, most), and measured."""
 
+    prediction: JsonObject
     workload: tuple[Any, ...]
     tpot_ms: Sequence[float]
     rate: Sequence[float]
@@ -53,6 +54,13 @@ class WorkloadScore(TypedDict):
     time_per_token: ForecastErrors | None
 
 
+class ForecastsCompared(TypedDict):
+    """Our time per token, and another simulator's, of the deployments that it has a figure of."""
+
+    ours: ForecastErrors
+    theirs: ForecastErrors
+
+
 class ForecastScore(TypedDict):
     """See `score_of`."""
 
@@ -65,10 +73,20 @@ class ForecastScore(TypedDict):
     rank: float | None
     regret: Regret
     by_workload: list[WorkloadScore]
+    beside: ForecastsCompared | None
 
 
-def score_of(forecast: JsonObject, results: Sequence[PublishedResult]) -> ForecastScore:
+def score_of(
+    forecast: JsonObject,
+    results: Sequence[PublishedResult],
+    other: Callable[[JsonObject], float | None] | None = None,
+) -> ForecastScore:
     """Figures of the predictions that were measured since.
+
+    Args:
+        forecast: As it was written.
+        results: What was measured.
+        other: Another simulator's milliseconds per token of a prediction's deployment, None where it has none.
 
     Raises:
         InputError: None of them was.
@@ -76,6 +94,7 @@ def score_of(forecast: JsonObject, results: Sequence[PublishedResult]) -> Foreca
     known: Mapping[Key, PublishedResult] = {each.key: each for each in results}
     pairs = [
         _Pair(
+            prediction,
             tuple(prediction[name] for name in ("model", "machine", "precision", "isl", "osl")),
             prediction["tpot_ms"],
             prediction["tokens_per_s_per_gpu"],
@@ -108,7 +127,16 @@ def score_of(forecast: JsonObject, results: Sequence[PublishedResult]) -> Foreca
             }
             for workload, each in sorted(groups.items())
         ],
+        "beside": _beside(pairs, other) if other else None,
     }
+
+
+def _beside(pairs: Sequence[_Pair], other: Callable[[JsonObject], float | None]) -> ForecastsCompared | None:
+    """Errors on the same runs; another's figures have no interval: theirs is as wide as a point."""
+    known = [(pair, found) for pair in pairs if (found := other(pair.prediction)) is not None]
+    ours = _figures([(pair.tpot_ms, pair.measured.tpot_s * 1e3) for pair, _ in known])
+    theirs = _figures([((found, found, found), pair.measured.tpot_s * 1e3) for pair, found in known])
+    return {"ours": ours, "theirs": theirs} if ours and theirs else None
 
 
 def _figures(pairs: Sequence[tuple[Sequence[float], float]]) -> ForecastErrors | None:

@@ -184,6 +184,15 @@ def test_the_command_scores_a_forecast_as_one_does_by_hand(raysearch, tmp_path: 
     assert found["tokens_per_s_per_gpu"]["inside"] == 0.5  # 260 is above 240 and 250 below 260
     assert found["rank"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # the second and the third are measured the other way
     assert found["regret"] == {"picks": 4, "missed_the_limit": 2, "mean": pytest.approx((1 - 250 / 260) / 2, abs=1e-4)}
+    results = read_results(tmp_path / "results.csv")
+    beside = score_of(forecast, results, lambda each: 12.0 if each["requests"] == 4 else None)["beside"]
+    assert beside is not None
+    assert (beside["ours"]["rows"], beside["theirs"]["rows"]) == (1, 1)
+    assert beside["ours"]["bias"] == pytest.approx(-1 / 11, abs=1e-4)
+    assert beside["theirs"]["bias"] == pytest.approx(1 / 11, abs=1e-4)
+    assert score_of(forecast, results, lambda _: None)["beside"] is None
+    with pytest.raises(InputError, match="no such file or folder"):
+        read_results(tmp_path / "nothing.csv")
     assert "of 4 picks 2 miss their limit; the others lose 1.9% to the best measured" in raysearch(*asked).stdout
 
 
