@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from raysearch.cli.commands.options import (
+    SYSTEM_HELP,
     JsonOption,
     MachineOption,
     MeasurementsArgument,
@@ -45,10 +46,7 @@ def calibrate(
     ] = None,
     system: Annotated[
         str,
-        Setting(
-            "PATH is a public database: read this machine of AIConfigurator's wheel or folder (b200_sxm), newest "
-            "versions only, or of a folder of ROCm/aiter's tuned tables (gfx942, gfx950)."
-        ),
+        Setting(SYSTEM_HELP),
     ] = "",
     sister: Annotated[
         str,
@@ -88,6 +86,7 @@ def calibrate(
     """
     from raysearch.base.progress import telling
     from raysearch.fidelity.calibration.coefficients import fit_directory, write_coefficients
+    from raysearch.fidelity.calibration.public_database import public_tables
 
     file_to_write(out)
     if first_tokens:
@@ -121,7 +120,7 @@ def calibrate(
         folder = path
         if system:
             folder = Path(tables)
-            own = _public_tables(path, system, int(header["machine"]["sms"]), folder)
+            own = public_tables(path, system, int(header["machine"]["sms"]), folder)
             provenance["source"] = f"{source}; {own}" if source else own
         of_sister = load_calibrated(sister) if sister else None
         content = fit_directory(folder, provenance, header, partial(load_machine, hardware), tell, of_sister)
@@ -138,18 +137,6 @@ def calibrate(
     if why := content.get("serving", {}).get("left_at_defaults"):
         print(f"serving left at the defaults: {why}")
     print(f"{'wrote' if written else 'unchanged:'} {out}")
-
-
-def _public_tables(path: Path, system: str, units: int, folder: Path) -> str:
-    """Writes a public database's rows of a machine as tables, and says where they come from."""
-    from raysearch.fidelity.calibration.public_database import write_tables
-    from raysearch.fidelity.calibration.tuned_tables import is_tuned, write_tuned_tables
-
-    if is_tuned(path):
-        found = "; ".join(write_tuned_tables(path, system, units, folder))
-        return f"{path.name}: {system} of ROCm/aiter's tuned tables (MIT): {found}"
-    found = "; ".join(write_tables(path, system, folder))
-    return f"{path.name}: {system} of AIConfigurator's performance database (Apache-2.0): {found}"
 
 
 def _kernels(hardware: str, source: str) -> JsonObject:

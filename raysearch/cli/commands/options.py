@@ -153,6 +153,10 @@ MachineOption = Annotated[str, typer.Option(help=QUESTION_FIELDS["hardware"].hel
 MeasurementsArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="Folder with CSV files of measurements.", callback=at_home)
 ]
+SYSTEM_HELP = (
+    "PATH is a public database: read this machine of AIConfigurator's wheel or folder (b200_sxm), newest versions "
+    "only, or of a folder of ROCm/aiter's tuned tables (gfx942, gfx950)."
+)
 TrustCodeSetting = Annotated[
     bool, Setting("With --resume: continue even though the code of a simulator or searcher has changed.")
 ]

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from raysearch.base.errors import InputError
-from raysearch.cli.commands.options import JsonOption, MachineOption, MeasurementsArgument, at_home, print_json
+from raysearch.cli.commands.options import (
+    SYSTEM_HELP,
+    JsonOption,
+    MachineOption,
+    MeasurementsArgument,
+    at_home,
+    print_json,
+)
 from raysearch.cli.commands.settings import Setting, takes_settings
 from raysearch.processes.claim import check_folder
 
@@ -61,6 +69,7 @@ def validate(
         Path | None,
         typer.Option("--out", "-o", help="Folder for a PNG per family, predicted against measured.", callback=at_home),
     ] = None,
+    system: Annotated[str, Setting(SYSTEM_HELP)] = "",
     held_out: Annotated[bool, Setting("Predict each row by a fit to this folder that has not seen its shape.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -78,10 +87,12 @@ def validate(
       raysearch validate measured/ --set held_out
       raysearch validate measured/ --hardware my_machine.toml
       raysearch validate published.json --hardware mi355x
+      raysearch validate aiter/configs --hardware mi355x --set system=gfx950
     """
     from raysearch.base.progress import telling
+    from raysearch.fidelity.calibration.public_database import public_tables
     from raysearch.fidelity.validation.error_figures import error_report, not_checked
-    from sim.config.catalog import load_calibrated, load_machine, measured_machine
+    from sim.config.catalog import load_calibrated, load_machine, load_machine_header, measured_machine
 
     if not path.exists():
         raise InputError(f"no such file or folder: {path}")
@@ -89,8 +100,12 @@ def validate(
     loaded = load_calibrated(hardware, calibration)
     machine = load_machine(hardware, loaded) if calibration else measured_machine(hardware)
     result: dict[str, FamilyErrors] = {}
-    with telling("validating") as tell:
-        for name, compare in _comparisons(path, loaded, machine, held_out=held_out).items():
+    with telling("validating") as tell, TemporaryDirectory() as tables:
+        folder = path
+        if system:
+            folder = Path(tables)
+            public_tables(path, system, int(load_machine_header(hardware)["machine"]["sms"]), folder)
+        for name, compare in _comparisons(folder, loaded, machine, held_out=held_out).items():
             tell(name)
             comparison = compare()
             result[name] = not_checked("no such file") if comparison is None else error_report(comparison)
@@ -137,7 +152,7 @@ def _print(result: Mapping[str, FamilyErrors]) -> None:
             f"{part['coverage']:.0%} inside their 90 % interval"
         )
     serving = result["endtoend_ttft_tpot"]
-    if serving["rows"]:
+    if serving["rows"] or serving.get("disagg", {}).get("rows"):
         console.print(_serving_lines(cast("ServingErrors", serving)))
     for line in _lines(result):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -21,6 +21,7 @@ from envs.parquet_pages import unfolded_bytes
 from envs.strategy_env import failure_text
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.measured_tables import MEASURED_FAMILIES, Family
+from raysearch.fidelity.calibration.tuned_tables import is_tuned, write_tuned_tables
 from sim.config.reading import Unreadable, opened, read_bytes
 from sim.near_names import did_you_mean
 
@@ -146,6 +147,25 @@ _TABLES = (
 _MOST_ROWS = 600
 """Of an engine's format or kernel, drawn at random from a table that has more. [assumed] Twice as many as the shipped
 curves of most were fitted to: a machine is fitted in some CPU minutes, and errors hardly fall with more."""
+
+
+def public_tables(path: Path, system: str, units: int, folder: Path) -> str:
+    """Writes a public database's rows of a machine as tables, and says where they come from.
+
+    Args:
+        path: AIConfigurator's wheel or folder, or a folder of ROCm/aiter's tuned tables.
+        system: The machine, as the database names it.
+        units: Of its multiprocessors, or compute units.
+        folder: To write to.
+
+    Raises:
+        InputError: It cannot be read, or has no row of this machine.
+    """
+    if is_tuned(path):
+        found = "; ".join(write_tuned_tables(path, system, units, folder))
+        return f"{path.name}: {system} of ROCm/aiter's tuned tables (MIT): {found}"
+    found = "; ".join(write_tables(path, system, folder))
+    return f"{path.name}: {system} of AIConfigurator's performance database (Apache-2.0): {found}"
 
 
 def write_tables(database: Path, system: str, folder: Path) -> list[str]:

@@ -24,9 +24,10 @@ from raysearch.fidelity.calibration.predict import SHORT_DTYPE, bare_roofline, p
 from raysearch.fidelity.validation.error_figures import Comparison, DegreeErrors, MoreFigures
 from sim.arrays import Floats
 from sim.prices.calibration import Calibration
+from sim.prices.kernel_fallbacks import AITER
 
 _KNOWN: dict[str, tuple[str, ...]] = {
-    "framework": ("trtllm", "vllm", "sglang"),
+    "framework": ("trtllm", "vllm", "sglang", AITER),
     "kv_cache_dtype": ("bfloat16", "fp8"),
     "attn_dtype": ("bfloat16", "fp8"),
     "dtype": ("bfloat16", "fp8", "fp8_block", "nvfp4", "int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"),

@@ -44,6 +44,17 @@ def published(folder: Path) -> Path:
     return folder
 
 
+def test_validate_reads_the_tuned_tables_of_a_chip(raysearch, tmp_path: Path) -> None:
+    """As `calibrate` reads them, under their own name and by the coefficients of the machine."""
+    asked = ("validate", published(tmp_path / "configs"), "--hardware", "mi355x", "--set", "system=gfx950", "--json")
+    gemm = json.loads(raysearch(*asked).stdout)["gemm"]
+    assert (gemm["rows"], gemm["unpredicted"], gemm["note"]) == (37, 0, "")
+    assert {each["name"] for each in gemm["groups"]} == {"aiter fp8", "aiter fp8_block"}
+    wrong = raysearch(*asked[:3], "mi300x", "--set", "system=gfx942")
+    assert wrong.returncode == 2
+    assert "has no row of gfx942 with 304 compute units" in wrong.stderr
+
+
 def test_the_fastest_kernel_of_each_shape_of_a_chip_is_read_in_the_format_of_its_file(tmp_path: Path) -> None:
     tables = tmp_path / "tables"
     tables.mkdir()
