@@ -2,7 +2,8 @@
 
     pip download --no-deps vllm==0.33.0 sglang==0.5.23 ai-dynamo==1.6.1 -d wheels
     git clone --bare https://github.com/NVIDIA/Megatron-LM wheels/Megatron-LM.git
-    git clone --depth 1 --branch v1.3.0rc29 https://github.com/NVIDIA/TensorRT-LLM
+    git clone --depth 1 --filter=blob:none --sparse --branch v1.3.0rc29 https://github.com/NVIDIA/TensorRT-LLM
+    git -C TensorRT-LLM sparse-checkout set tensorrt_llm/llmapi tensorrt_llm/commands tensorrt_llm/_torch/models
     python benchmarks/engine_capabilities.py wheels/*.whl wheels/Megatron-LM.git@core_v0.19.0 TensorRT-LLM
 
 Nothing of a wheel, or of TensorRT-LLM's checkout, is run: options, their types, choices and defaults, the keys of

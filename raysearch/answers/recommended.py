@@ -123,8 +123,6 @@ class RecommendationResult(Result):
                 early(begun(demand, searched))
         elif demand.chooses_form and demand.concurrency is None:
             near = best_alone(demand.over_few_batches, searched)
-            if early and demand.workload.model.is_moe:
-                early(near)
         if any_format:
             formats, searched = compared_formats(question, asked, progress), Searched()
             question = formats[0].question

@@ -76,17 +76,28 @@ class Deployment:
             return [f"its {self.nodes} nodes must be {domain}, as priced"]
         return [f"priced as one domain {domain}, filled one after another: place its {self.nodes} nodes so"]
 
-    def router_notes(self, joined: str = "") -> list[str]:
-        """What to do with several replicas, and what joins a pool with the other one, if anything does."""
+    def router_notes(self, joined: str = "", own: str = "--port") -> list[str]:
+        """What to do with several replicas, and what joins a pool with the other one, if anything does.
+
+        Args:
+            joined: What joins two pools; "" where nothing does.
+            own: What each of several replicas on a host must have for itself, beside its GPUs.
+        """
         apart = phase_of(self.workload).pool if joined else None
         where = f"in the {apart} pool" if apart else "behind a router"
-        copies = [
-            f"start {self.replicas} of these {where}, each on {self.strategy.gpus} GPU{'s' * (self.strategy.gpus > 1)}"
-        ]
+        gpus, host = self.strategy.gpus, self.workload.hardware.host_gpus
+        copies = f"start {self.replicas} of these {where}, each on {gpus} GPU{'s' * (gpus > 1)}"
+        if 2 * gpus <= host:
+            copies += f"; those on one host need GPUs ({self._visible}) and {own} of their own"
         return [
-            *(copies if self.replicas > 1 else []),
+            *([copies] if self.replicas > 1 else []),
             *([f"prefill and decode pools meet by {joined}"] if apart else []),
         ]
+
+    @property
+    def _visible(self) -> str:
+        """The variable that says which of a host's GPUs a process sees."""
+        return "HIP_VISIBLE_DEVICES" if self.workload.hardware.vendor == "amd" else "CUDA_VISIBLE_DEVICES"
 
     @property
     def layer_partition(self) -> str:

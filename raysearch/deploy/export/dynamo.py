@@ -41,7 +41,10 @@ def export(deployment: Deployment) -> Export:
     pool = phase_of(deployment.workload).pool
     if pool is None:
         return made
-    return replace(made, notes=(*made.notes, f"this is the {pool} pool alone: add the components of the other one"))
+    pushed = vllm.pushed_notes(deployment) if _engine_of(deployment) == "vllm" else []
+    return replace(
+        made, notes=(*made.notes, f"this is the {pool} pool alone: add the components of the other one", *pushed)
+    )
 
 
 def export_pools(pools: Mapping[str, Deployment]) -> Export:
@@ -54,7 +57,7 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
     engine = image.engine
     components, notes, dropped, violations = [_frontend(image)], list[str](), list[str](), list[str]()
     for name, deployment in pools.items():
-        runs = fitted(deployment, engine_rules(engine))
+        runs = fitted(deployment, engine_rules(engine), image=image.version)
         check_even(runs.deployment.strategy.gpus, "GPUs", deployment.nodes)
         if engine == "vllm":
             check_ranks(runs.deployment)

@@ -12,9 +12,10 @@ from raysearch.deploy.contexts import too_long
 from raysearch.deploy.export.deployment import Deployment, NamedRefused
 from raysearch.deploy.export.models import Supported, with_weights
 from sim.config.catalog import as_configurable, under_engine
-from sim.engines.engine_registry import in_space
+from sim.engines.engine_registry import charged_rules, in_space
 from sim.engines.engine_rules import EngineRules
 from sim.evaluation import Evaluation
+from sim.prices.engine import EngineVersion
 from sim.serving.phases import phase_of
 from sim.simulate import evaluate, mesh_violations
 from sim.strategy import Strategy
@@ -39,7 +40,10 @@ class Fitted:
 
 
 def fitted(
-    deployment: Deployment, engine: EngineRules, adapt: Callable[[Deployment, EngineRules], Supported] = with_weights
+    deployment: Deployment,
+    engine: EngineRules,
+    adapt: Callable[[Deployment, EngineRules], Supported] = with_weights,
+    image: str | None = None,
 ) -> Fitted:
     """The nearest deployment that an engine runs: as many GPUs, as many stages, the same batch.
 
@@ -50,6 +54,7 @@ def fitted(
         deployment: What is wished.
         engine: Who is to run it.
         adapt: What the engine supports of all but the strategy.
+        image: The version that runs, whose rules count; None for the one that was priced.
 
     Raises:
         NamedRefused: The engine does not run a strategy that somebody named, or that of a pool, and nothing like it.
@@ -59,7 +64,8 @@ def fitted(
         raise ValueError(f"{engine.title}: {lacks[0]}")
     not_offered = not_configurable(deployment, engine)
     deployment = replace(deployment, workload=as_configurable(deployment.workload, engine))
-    there = replace(deployment, workload=on_engine(deployment.workload, engine))
+    there = replace(deployment, workload=_in_image(on_engine(deployment.workload, engine), engine, image))
+    engine = charged_rules(there.workload) or engine
     adapted = adapt(there, engine)
     dropped, notes = list(adapted.dropped), [*_moved(deployment, there, engine), *adapted.notes]
     weights = Path(str(adapted.deployment.served_model))
@@ -114,6 +120,14 @@ def on_engine(workload: Workload, engine: EngineRules) -> Workload:
     if workload.engine and workload.engine.family == engine.name:
         return in_space(workload, engine.name)
     return under_engine(workload, engine.name)
+
+
+def _in_image(workload: Workload, engine: EngineRules, version: str | None) -> Workload:
+    """The same under the rules of the version that runs, at the price of the one that was asked for."""
+    charged = workload.engine
+    if version in (None, engine.version) or charged is None or charged.version is not None:
+        return workload
+    return in_space(replace(workload, engine=replace(charged, version=EngineVersion(version))), engine.name)
 
 
 def _moved(deployment: Deployment, there: Deployment, engine: EngineRules) -> Iterator[str]:

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from raysearch.deploy.export import vllm
-from raysearch.deploy.export.deployment import Deployment, Export, check_even, spread_notes
+from raysearch.deploy.export.deployment import Deployment, Export, NamedRefused, check_even, spread_notes
 from raysearch.deploy.export.dynamo import resource_name
 from raysearch.deploy.export.engine_words import Capability, read_capability, stated_version
-from raysearch.deploy.export.fitting import fitted
+from raysearch.deploy.export.fitting import Fitted, fitted, on_engine
 from raysearch.deploy.export.render import Argument, Command, Flag, container_environment, container_words, yaml_text
 from raysearch.deploy.export.vllm import check_ranks, engine_flags
 from sim.config.catalog import read_versions
@@ -55,14 +55,16 @@ def export(deployment: Deployment) -> Export:
     pool = phase_of(deployment.workload).pool
     if pool is None:
         return made
-    return replace(made, notes=(*made.notes, f"this is the {pool} pool alone: add the role of the other one"))
+    pushed = vllm.pushed_notes(deployment)
+    return replace(made, notes=(*made.notes, f"this is the {pool} pool alone: add the role of the other one", *pushed))
 
 
 def export_pools(pools: Mapping[str, Deployment]) -> Export:
     """Resources of pools that serve together, and one router before them."""
     by_role, notes, dropped, violations = dict[str, Deployment](), list[str](), list[str](), list[str]()
+    released = _released(next(iter(pools.values())))
     for name, deployment in pools.items():
-        runs = fitted(deployment, VLLM)
+        runs = _in_image(deployment, released.engine.version)
         check_even(runs.deployment.strategy.gpus, "GPUs", deployment.nodes)
         check_ranks(runs.deployment)
         which = f"{name} pool: " if name else ""
@@ -71,7 +73,7 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
         violations += [which + text for text in runs.violations]
         by_role[phase_of(deployment.workload).pool or "decode"] = runs.deployment
     first = next(iter(by_role.values()))
-    released, priced = _released(first), stated_version(first.workload, VLLM.name) or VLLM.version
+    priced = stated_version(first.workload, VLLM.name) or VLLM.version
     if released.engine.version != priced:
         notes.append(f"the image has vLLM {released.engine.version}; priced was {priced}")
     release, needed = resource_name(first.workload.model.name), any(each.nodes > 1 for each in by_role.values())
@@ -90,6 +92,21 @@ def export_pools(pools: Mapping[str, Deployment]) -> Export:
         f"-f {ROUTER_FILE}",
     ]
     return Export(None, files, tuple(dropped), tuple(notes), tuple(violations))
+
+
+def _in_image(deployment: Deployment, version: str) -> Fitted:
+    """What the image's version runs.
+
+    Raises:
+        NamedRefused: As `fitted`; where a newer version runs it, with how one has its image.
+    """
+    try:
+        return fitted(deployment, VLLM, image=version)
+    except NamedRefused as error:
+        if version == VLLM.version or VLLM.refusals(on_engine(deployment.workload, VLLM), deployment.strategy):
+            raise
+        other = f"the image has vLLM {version}: ask again with --engine-version {VLLM.version} to have its image"
+        raise NamedRefused([*error.refused, other]) from error
 
 
 def _released(deployment: Deployment) -> _Released:

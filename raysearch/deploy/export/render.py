@@ -99,7 +99,13 @@ def container_environment(environment: Mapping[str, str]) -> list[dict[str, str]
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what either version of YAML would take for a number: of 1e3 and 0o17 PyYAML knows 1.1's reading alone."""
+    """Quotes what either version of YAML would take for a number: of 1e3 and 0o17 PyYAML knows 1.1's reading alone.
+
+    What occurs twice is written twice.
+    """
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
 _Dumper.add_implicit_resolver(

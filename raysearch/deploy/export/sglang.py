@@ -42,7 +42,11 @@ def export(deployment: Deployment) -> Export:
         address: Flag = ("--dist-init-addr", Variable("HEAD_ADDRESS", ":50000"))
         flags += [("--nnodes", nodes), ("--node-rank", Variable("NODE_RANK")), address]
         notes.append(f"run it on each of {nodes} nodes, with NODE_RANK 0 to {nodes - 1}")
-    notes += [*spread_notes(deployment, nodes), *deployment.router_notes(_JOINED)]
+    pool = phase_of(deployment.workload).pool
+    if pool:  # else its own host alone finds it
+        flags.append(("--host", "0.0.0.0"))
+    own = "--port and --disaggregation-bootstrap-port" if pool == "prefill" else "--port"
+    notes += [*spread_notes(deployment, nodes), *deployment.router_notes(_JOINED, own)]
     program = ("python", "-m", "sglang.launch_server", "--model-path", runs.deployment.served_model)
     accepted, lost = version.words(flags)
     command = Command(program, tuple(accepted), environment(runs.deployment))

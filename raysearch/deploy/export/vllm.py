@@ -32,7 +32,10 @@ def export(deployment: Deployment) -> Export:
     runs = fitted(deployment, VLLM)
     version, unread = capability_of(runs.deployment.workload, VLLM.name)
     flags, variables = engine_flags(runs.deployment), environment(runs.deployment)
-    notes = [*runs.notes, *unread, *runs.deployment.domain_notes, *runs.deployment.router_notes(_JOINED)]
+    pool = phase_of(deployment.workload).pool
+    own = "--port and VLLM_NIXL_SIDE_CHANNEL_PORT" if pool else "--port"
+    notes = [*runs.notes, *unread, *runs.deployment.domain_notes, *runs.deployment.router_notes(_JOINED, own)]
+    notes += pushed_notes(runs.deployment)
     if deployment.nodes > 1:
         more, nodes, spans = _over_nodes(runs.deployment)
         flags, variables = flags + more, spans | variables
@@ -40,6 +43,13 @@ def export(deployment: Deployment) -> Export:
     accepted, lost = version.words(flags)
     command = Command(("vllm", "serve", runs.deployment.served_model), tuple(accepted), variables)
     return Export(command, {}, (*runs.dropped, *lost), tuple(notes), runs.violations)
+
+
+def pushed_notes(deployment: Deployment) -> list[str]:
+    """What the decode pool must say that is not exported beside a prefill pool of several stages."""
+    if phase_of(deployment.workload).pool != "prefill" or deployment.strategy.pp == deployment.sender_stages:
+        return []
+    return ["its stages push their caches: the decode pool, too, must name NixlPushConnector (--kv-transfer-config)"]
 
 
 def environment(deployment: Deployment) -> dict[str, str]:

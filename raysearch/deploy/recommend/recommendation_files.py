@@ -293,7 +293,11 @@ def _commands(answer: Recommendation) -> dict[str, bytes]:
     for number, option in enumerate(answer.ranked):
         own = "best" if number == 0 else f"alternative{number}"
         parts = _deployed(workload, option)
-        pools = {pool: Deployment(each, strategy, weights, replicas) for pool, each, strategy, replicas in parts}
+        pools = {
+            pool: Deployment(each, strategy, weights, replicas, longest_request=longest if pool else 0)
+            for pool, each, strategy, replicas in parts
+            for longest in [Deployment(workload, strategy, weights).longest]  # of whole requests, in either pool
+        }
         for pool, deployment in with_transfer(pools, target, target).items():
             try:
                 files = exporter(target)(deployment).all_files

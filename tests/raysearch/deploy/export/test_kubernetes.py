@@ -267,10 +267,11 @@ def test_pools_of_unequal_cuts_have_the_buffer_of_sglang_where_it_takes_it(to: s
     assert any("transfers are slow" in line for line in made.remarks()) != staged
 
 
-def of_stages(engine: str, prefill: int, decode: int) -> dict[str, Deployment]:
+def of_stages(engine: str, prefill: int, decode: int, version: str | None = None) -> dict[str, Deployment]:
     pools = {}
     for phase, pp in (("prefill", prefill), ("decode", decode)):
-        workload = question_about("qwen3_32b", isl=4000, osl=500, phase=phase, engine=engine, gpus=8).load()
+        asked = question_about("qwen3_32b", isl=4000, osl=500, phase=phase, engine=engine, gpus=8)
+        workload = replace(asked, engine_version=version).load()
         pools[phase] = Deployment(workload, Strategy(2, 1, pp, 64, megatron_dims(workload.model)), "m", 1)
     return pools
 
@@ -278,12 +279,34 @@ def of_stages(engine: str, prefill: int, decode: int) -> dict[str, Deployment]:
 @pytest.mark.parametrize("target", ["vllm", "dynamo", "llm-d"])
 def test_stages_of_a_prefill_pool_push_their_caches_in_both_pools(target: str) -> None:
     for stages, connector in ((1, "NixlConnector"), (2, "NixlPushConnector")):
-        made = ExportResult.of(of_stages("vllm", stages, 1), target)
+        made = ExportResult.of(of_stages("vllm", stages, 1, "0.31.0"), target)
         assert made.feasible
         assert "\n".join([made.command, *made.files.values()]).count(f'"{connector}"') in (2, 4)  # command and script
-    made = ExportResult.of(of_stages("vllm", 2, 2), target)
+    made = ExportResult.of(of_stages("vllm", 2, 2, "0.31.0"), target)
     assert not made.feasible
     assert any("kv_consumer of NIXL" in text for each in made.exports.values() for text in each.violations)
+
+
+def test_what_an_image_s_older_engine_does_not_run_is_refused_with_the_version_that_does() -> None:
+    """The newest llm-d pins vLLM 0.26, whose NixlPushConnector has no pipelines."""
+    made = ExportResult.of(of_stages("vllm", 2, 1), "llm-d")
+    assert not made.files
+    (own, other) = (text for each in made.exports.values() for text in each.violations)
+    assert own.startswith("vLLM 0.26.0: pipeline parallel size 2")
+    assert "--engine-version 0.33.0" in other
+    for pp in (1, 2):  # and none is named where no version runs it
+        pools = of_stages("vllm", 1, pp, "0.26.0" if pp == 1 else None)
+        texts = [text for each in ExportResult.of(pools, "llm-d").exports.values() for text in each.violations]
+        assert bool(texts) == (pp == 2)
+        assert not any("--engine-version" in text for text in texts)
+
+
+@pytest.mark.parametrize("target", ["vllm", "dynamo", "llm-d"])
+def test_a_prefill_pool_alone_says_that_its_stages_push_their_caches(target: str) -> None:
+    for stages in (1, 2):
+        alone = {"": of_stages("vllm", stages, 1, "0.31.0")["prefill"]}
+        notes = list(ExportResult.of(alone, target).remarks())
+        assert any("must name NixlPushConnector" in text for text in notes) == (stages == 2)
 
 
 @pytest.mark.parametrize("target", ["sglang", "dynamo"])

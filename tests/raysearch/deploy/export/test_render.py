@@ -211,6 +211,11 @@ def test_yaml_loads_back_as_it_was(value: dict[str, Any]) -> None:
     assert yaml.safe_load(yaml_text(value)) == value
 
 
+def test_yaml_repeats_what_occurs_twice() -> None:
+    each = {"name": "HF_TOKEN"}
+    assert yaml_text({"first": each, "second": [each]}) == "first:\n  name: HF_TOKEN\nsecond:\n- name: HF_TOKEN\n"
+
+
 @settings(max_examples=inputs(30), deadline=None)
 @given(value=st.dictionaries(NAMES, VALUES), texts=st.lists(NAMES).map(tuple))
 def test_constants_of_a_python_file_evaluate_to_what_they_were(value: dict[str, Any], texts: tuple[str, ...]) -> None:

@@ -520,7 +520,8 @@ def test_both_forms_of_deployment_are_what_pools_says_and_the_better_one_leads(t
     for number, roles in (("0", ["kv_producer", "kv_consumer"]), ("1", [])):
         text = RUNNER.invoke(app, ["export", str(tmp_path), "--to", "vllm", "--alternative", number]).stdout
         assert [role for role in ("kv_producer", "kv_consumer") if role in text] == roles
-    assert (tmp_path / "best" / "prefill" / "start.sh").is_file()
+    scripts = [(tmp_path / "best" / phase / "start.sh").read_text() for phase in ("prefill", "decode")]
+    assert len({tuple(re.findall(r"--max-model-len \d+", text)) for text in scripts}) == 1  # of whole requests, in both
     assert (tmp_path / "alternative1" / "start.sh").is_file()
 
 
