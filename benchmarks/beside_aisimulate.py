@@ -20,6 +20,7 @@ import warnings
 import numpy as np
 
 from raysearch.simulators import aisimulate
+from raysearch.simulators.measurement import name_in
 from raysearch.simulators.opening import searched_space
 from raysearch.simulators.plugin import load_plugin
 from sim.config.catalog import load_workload
@@ -52,7 +53,7 @@ def own_search(workload: Workload, gpus: int) -> Strategy:
 
     started = time.perf_counter()
     found = cli_default(
-        model_path=aisimulate.HUGGING_FACE[workload.model.name],
+        model_path=name_in("aisimulate", workload),
         total_gpus=gpus,
         system=workload.hardware.name,
         backend=aisimulate.BACKEND,

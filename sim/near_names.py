@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_SHOWN = 60
+
 
 def nearest_name(name: str, known: Iterable[str], *, least: float = 0.5) -> str:
     """A hint at the known name that is closest to an unknown one; "" where none has a similarity of `least`.
@@ -25,8 +27,9 @@ def nearest_name(name: str, known: Iterable[str], *, least: float = 0.5) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the closest known one, or all of them."""
+    """A hint for an unknown name: the closest known one, or all of them; of very many the first."""
     known = sorted(known)
     if hint := nearest_name(name, known):
         return hint
-    return f"known: {', '.join(known)}" if known else "none is known"
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    return f"known: {', '.join(known[:_SHOWN])}{more}" if known else "none is known"

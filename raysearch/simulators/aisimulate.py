@@ -22,7 +22,7 @@ from typing import Any
 
 from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
-from raysearch.simulators.measurement import Measurement, refuse_beyond_plain_decoding
+from raysearch.simulators.measurement import Measurement, name_in, refuse_beyond_plain_decoding
 from sim.json_object import JsonObject
 from sim.ops.dims import spread_choices
 from sim.ops.heuristics import megatron_dims
@@ -30,12 +30,6 @@ from sim.strategy import Strategy
 from sim.workload import Workload
 
 BACKEND = "trtllm"
-HUGGING_FACE = {
-    "qwen3_235b_a22b": "Qwen/Qwen3-235B-A22B-FP8",
-    "mixtral_8x22b": "mistralai/Mixtral-8x22B-v0.1",
-    "llama_3_1_405b": "meta-llama/Meta-Llama-3.1-405B",
-}
-"""Its names of the shipped models."""
 _PRECISION = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
 
 
@@ -98,7 +92,7 @@ def _decode_step(workload: Workload, strategy: Strategy) -> Any:
         fmha_quant_mode=common.FMHAQuantMode.bfloat16,
     )
     database, backend = _session(workload.hardware.name)
-    model = models.get_model(_model_path(workload.model.name), parallel, BACKEND)
+    model = models.get_model(name_in("aisimulate", workload), parallel, BACKEND)
     runtime = config.RuntimeConfig(batch_size=strategy.batch // strategy.ep, isl=workload.context_tokens, osl=2)
     summary = InferenceSession(model, database, backend).run_static(runtime, "static_gen", stride=1)
     return summary.get_result_dict()  # its data frame takes four times as long as the estimate
@@ -115,12 +109,6 @@ def _session(system: str) -> tuple[Any, Any]:
     if version is None:
         raise InputError(f"AISimulate has no {BACKEND} data of hardware {system!r}")
     return perf_database.get_database(system, BACKEND, version), get_backend(BACKEND)
-
-
-def _model_path(name: str) -> str:
-    if name not in HUGGING_FACE:
-        raise InputError(f"AISimulate stands for the models {', '.join(HUGGING_FACE)} here, got {name!r}")
-    return HUGGING_FACE[name]
 
 
 @dataclass(frozen=True)
@@ -214,7 +202,7 @@ def recommendation(workload: Workload, gpus: int) -> Recommended | None:
     try:
         with redirect_stdout(sys.stderr):
             found = cli_default(
-                model_path=_model_path(workload.model.name),
+                model_path=name_in("aisimulate", workload),
                 total_gpus=gpus,
                 system=workload.hardware.name,
                 backend=engine,

@@ -18,14 +18,11 @@ import io
 import warnings
 from typing import Any
 
-from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
-from raysearch.simulators.measurement import Measurement, refuse_beyond_plain_decoding
+from raysearch.simulators.measurement import Measurement, name_in, refuse_beyond_plain_decoding
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-MODELS = {"mixtral_8x22b": "mistralai/mixtral-8x22b", "llama_3_1_405b": "meta-llama/meta-llama-3.1-405b"}
-"""Its names of the shipped models."""
 _NVLINK_GB_PER_S = 450.0  # [spec] NVLink 4, per direction; GenZ knows one link for all collectives
 _MB = 2**20
 
@@ -56,9 +53,7 @@ measure.packages = ("genz-llm",)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _modelled(workload: Workload, strategy: Strategy) -> Any:
-    name = workload.model.name
-    if name not in MODELS:
-        raise InputError(f"GenZ stands for the models {', '.join(MODELS)} here, got {name!r}")
+    name = name_in("genz", workload)
     check_installed("genz", "the black box 'genz'")
     from GenZ import decode_moddeling
 
@@ -73,7 +68,7 @@ def _modelled(workload: Workload, strategy: Strategy) -> Any:
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # it warns of what does not fit; `memory_bytes` says so
         return decode_moddeling(
-            model=MODELS[name],
+            model=name,
             batch_size=strategy.batch,
             input_tokens=workload.context_tokens,
             output_tokens=1,

@@ -121,6 +121,16 @@ def _violations(workload: Workload, answer: Measurement, gpus: int) -> list[Viol
     return found
 
 
+def name_in(simulator: str, workload: Workload) -> str:
+    """What another simulator calls a workload's model, by the model's file. Raises: InputError: It does not say."""
+    model = workload.model
+    if simulator not in model.published.simulators:
+        raise InputError(
+            f"{simulator} has no model {model.name!r}: name what it calls it in the model's file, under [simulators]"
+        )
+    return model.published.simulators[simulator]
+
+
 def refuse_beyond_plain_decoding(workload: Workload, simulator: str) -> None:
     """Refuses what a simulator of one plain decode step would leave out without a word.
 

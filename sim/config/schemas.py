@@ -264,6 +264,9 @@ class ModelFile(_LayerFile):
         None  # whose acceptance is fitted
     )
     layernorm_sp: Annotated[tuple[Name, ...], Field(exclude=True)] = ()  # engines that split its norms over tokens
+    simulators: Annotated[
+        dict[Name, Repository], Field(default_factory=dict, exclude=True)
+    ]  # by another simulator, what it calls it
     groups: tuple[_GroupFile, ...] = ()  # one, of all layers
     order: tuple[Name, ...] = ()  # names of groups, repeated over the layers; one group after the other
 
@@ -351,6 +354,7 @@ class ModelFile(_LayerFile):
                 self.eagle3_repository,
                 self.measured_drafts,
                 self.layernorm_sp,
+                self.simulators,
             ),
         )
 

@@ -105,6 +105,7 @@ class Published:
         eagle3_repository: Of an EAGLE-3 head, which drafts from the model's hidden states.
         measured_drafts: Its drafts whose acceptance is measured; that of others is known less well.
         layernorm_sp: Engines that can split its norms over tokens in prefill.
+        simulators: What other simulators call it.
     """
 
     context_tokens: int | None = None
@@ -113,6 +114,7 @@ class Published:
     eagle3_repository: str | None = None
     measured_drafts: Literal["mtp", "eagle3"] | None = None
     layernorm_sp: tuple[str, ...] = ()
+    simulators: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,12 +45,13 @@ def drawn_workload(rng: np.random.Generator) -> Workload:
         chunk_tokens=int(rng.choice([64, 512, 2048])) if phase == "serve" and rng.random() < 0.5 else None,
     )
     more: dict[str, Any] = {"groups": "own" if own else "shared"}
-    if rng.random() < 0.3:
-        more["expert_exchange"] = "all_gather"
+    gathered = rng.random() < 0.3
     balanced = rng.random() < 0.3
     if phase == "serve" and engine == BARE_MACHINE and rng.random() < 0.5:
         more["prompt_wait_steps"] = int(rng.choice([1, 8]))
     workload = replace(asked, **more).load()
+    if gathered:
+        workload = replace(workload, expert_exchange="all_gather")
     return replace(workload, routing="balanced") if balanced else workload
 
 

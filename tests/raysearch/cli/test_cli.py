@@ -198,7 +198,7 @@ def test_an_infeasible_strategy_is_explained_with_what_it_breaks_first() -> None
         (evaluate("--dims", "2,1,1"), "12"),
         (evaluate("--dims", DIMS.replace("0", "7")), "7"),
         (evaluate("--dims", "megatron-ps"), "megatron-sp"),
-        (of_model(), "--isl and --osl must be given"),
+        (of_model(), "--isl and --osl are missing"),
         (of_model("--isl", "10", "--osl", "1", "--engine", "vlm"), "unknown engine 'vlm': did you mean 'vllm'?"),
         (
             of_model("--isl", "10", "--osl", "1", "--engine", "none", "--chunk-tokens", "9"),

@@ -64,6 +64,8 @@ def drawn_workload(rng: random.Random) -> Workload:
         engine=rng.choice(ENGINES) or BARE_MACHINE,
         gpus=256,
         chunk_tokens=rng.choice([512, 2048]) if phase == "chunked" else None,
+        tpot_ms=0,
+        ttft_ms=0,
     )
     more: dict[str, Any] = {"space": "extended"}
     if rng.random() < 0.4:
