@@ -29,7 +29,7 @@ from scipy.stats import bootstrap
 import raysearch.searchers.ppo
 from envs.strategy_env import StrategyEnv
 from raysearch.base.file_io import write_json
-from raysearch.optima.optimum_cache import find_cached_optimum
+from raysearch.optima.named_spaces import optimum_value
 from raysearch.searchers.interface import Outcome
 from raysearch.searchers.ppo.algorithm import CopyConfig
 from raysearch.searchers.registry import check_options
@@ -158,7 +158,7 @@ def run(folder: Path, name: str, workload_name: str, seed: int, budget: int) -> 
     path = folder / f"{name}-{workload_name}-s{seed}-{key}.json"
     if not path.is_file():
         workload = load_workload(workload_name)
-        optimum = find_cached_optimum(workload).tokens_per_s_per_gpu
+        optimum = optimum_value(workload)
         assert optimum is not None
         started = time.process_time()
         scores = [best / optimum for best in search(variant, workload, seed, budget)]

@@ -29,7 +29,7 @@ import numpy as np
 from envs.calls import parse_dims_text
 from envs.rows import read_rows
 from envs.space import StrategySpace
-from raysearch.optima.optimum_cache import find_cached_optimum
+from raysearch.optima.named_spaces import optimum_value
 from raysearch.processes.connection import connected
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
@@ -82,7 +82,7 @@ def wall_and_work_s(searcher: str, workers: int, calls: int, seed: int) -> tuple
 
 def fractions_of_optimum(workload: str, searcher: str, workers: int, seed: int, after: list[int]) -> list[float]:
     """f/f* of one run after so many calls, the last of which are its budget."""
-    optimum = find_cached_optimum(load_workload(workload)).tokens_per_s_per_gpu
+    optimum = optimum_value(load_workload(workload))
     with tempfile.TemporaryDirectory() as folder:
         spec = RunSpec(workload, searcher, seed=seed, budget=after[-1], workers=workers)
         here = InProcess(simulate.evaluate)

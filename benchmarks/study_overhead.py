@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from raysearch.optima.optimum_cache import find_cached_optimum
+from raysearch.optima.named_spaces import optimum_value
 from raysearch.runs.records import STUDY_FILE, RunSpec
 from raysearch.runs.run import SearchRun
 from raysearch.studies.results import read_study_runs
@@ -34,7 +34,7 @@ def main() -> None:
     """Runs the study and prints what it cost."""
     options = _parser().parse_args()
     for name in WORKLOADS:
-        find_cached_optimum(load_workload(name))
+        optimum_value(load_workload(name))
     with tempfile.TemporaryDirectory() as folder:
         measured = _measure(options, Path(folder))
     if options.json:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.strategy_env import StrategyEnv
-from raysearch.optima.optimum_cache import find_cached_optimum
+from raysearch.optima.named_spaces import optimum_value
 from raysearch.searchers.interface import Outcome
 from raysearch.searchers.registry import check_options, make_searcher
 from sim.config.catalog import load_workload
@@ -175,7 +175,7 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], ...]] = {
 
 def run(peer: str, options: dict[str, Any], workload: Workload, seed: int, calls: int) -> dict[str, Any]:
     """One run: f/f* at `POINTS` and the seconds it took."""
-    optimum = find_cached_optimum(workload).tokens_per_s_per_gpu
+    optimum = optimum_value(workload)
     assert optimum
     env = StrategyEnv(workload)
     searcher = make_searcher(peer, env.space, seed=seed, budget=calls, **options)

@@ -116,7 +116,7 @@ class OptimumResult(Result):
         if not (self.landscape and can_be_added_up(space_of(self.workload))):
             return None
         with self.bars(f"landscape of {self.workload.name}") as progress:
-            return find_cached_optimum(self.workload, progress, fresh=self.fresh)
+            return find_cached_optimum(self.workload, progress, fresh=self.fresh, best=self.searched.strategy)
 
     @cached_property
     def searched(self) -> SpaceBest:
@@ -125,16 +125,11 @@ class OptimumResult(Result):
             return best_of_space(self.workload, self.workload.space, progress, fresh=self.fresh)
 
     @property
-    def found(self) -> SpaceBest | CachedOptimum:
-        """What is known of the optimum so far: that of the landscape once it was added up."""
-        return self.__dict__.get("around") or self.searched
-
-    @property
     def strategy(self) -> Strategy | None:
         """The best strategy, of those replayed in phase traffic; None where nothing is feasible."""
         if (traffic := self.under_traffic) is not None:
             return traffic.best.steady_state.strategy if traffic.best else None
-        return self.found.strategy
+        return self.searched.strategy
 
     @property
     def feasible(self) -> bool:
@@ -221,8 +216,8 @@ class OptimumResult(Result):
             best = self.searched
             how = f"{best.opened:,} of {best.tuples:,} tuples of degrees and batch evaluated, bounds exclude the rest"
         differ = f"{space_of(self.workload).distinct_size:,} distinct"
-        size = f"{self.found.space_size:,} strategies of the space {self.workload.space!r} ({differ})"
-        yield f"{size}, {how} in {self.found.wall_s:.1f} s"
+        size = f"{self.searched.space_size:,} strategies of the space {self.workload.space!r} ({differ})"
+        yield f"{size}, {how} in {(around or self.searched).wall_s:.1f} s"
         if around and around.quantiles:
             rows = [(f"{row['share']:.4%}", f"{row['tokens_per_s_per_gpu']:,.2f}") for row in self.to_rows()]
             yield plain_table("Quantiles of the feasible strategies", ("share", "tokens/s/GPU"), rows)

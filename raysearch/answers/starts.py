@@ -9,7 +9,7 @@ from envs.space import StrategySpace
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import as_strategy, strategy_dict
 from raysearch.deploy.export.source import read_deployments
-from raysearch.optima.optimum_cache import find_cached_optimum
+from raysearch.optima.named_spaces import best_of_space
 from raysearch.runs.records import SUMMARY_FILE
 from raysearch.runs.run import finished_summary
 from raysearch.searchers.rule_of_thumb import rule_of_thumb
@@ -37,7 +37,7 @@ def start_strategies(start: str, question: Question, space: StrategySpace) -> li
     if start == "rule":
         found = rule_of_thumb(space)
     elif start == "optimum":
-        best = find_cached_optimum(space.workload).strategy
+        best = best_of_space(space.workload, space.workload.space).strategy
         found = [best] if best else []
     elif Path(start).expanduser().exists():
         found = list(_written(Path(start).expanduser(), question))

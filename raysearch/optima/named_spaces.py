@@ -15,7 +15,6 @@ from raysearch.optima.certificate_files import CountProgress
 from raysearch.optima.optimum_cache import (
     KeptBest,
     cache_dir,
-    find_cached_optimum,
     keep_optimum,
     read_kept,
     simulator_digest,
@@ -114,16 +113,12 @@ def optimum_value(workload: Workload, progress: CountProgress | None = None) -> 
 
     In phase traffic it is the bound, the best steady state.
     """
-    from sim.optimum.landscape import can_be_added_up
-    from sim.optimum.spaces import space_of
-
     if workload.serving != ServingTables():
+        from sim.optimum.spaces import space_of
         from sim.replay.goodput_search import goodput_bound
 
         return goodput_bound(space_of(workload)) or None
-    if not can_be_added_up(space_of(workload)):
-        return best_of_space(workload, workload.space, progress).tokens_per_s_per_gpu
-    return find_cached_optimum(workload, progress).tokens_per_s_per_gpu
+    return best_of_space(workload, workload.space, progress).tokens_per_s_per_gpu
 
 
 def _search(space: Space, progress: CountProgress | None) -> SpaceBest:

@@ -50,19 +50,24 @@ class CachedOptimum:
 
 
 def find_cached_optimum(
-    workload: Workload, progress: Callable[[int, int], None] | None = None, *, fresh: bool = False
+    workload: Workload,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    fresh: bool = False,
+    best: Strategy | None = None,
 ) -> CachedOptimum:
-    """The exact optimum of a workload: from the disk cache, or found now and kept there.
+    """The exact optimum of a workload and what lies around it: from the disk cache, or found now and kept there.
 
     Args:
         workload: Its configuration and the simulator's source decide whether a cached figure still holds.
         progress: Called with (done, total) while the space is searched.
         fresh: Whether to search again and replace what the cache holds.
+        best: The optimum, if it is known.
     """
     path = cache_dir() / f"{workload.config_hash}-{simulator_digest()}.json"
     if fields := None if fresh else read_kept(path, _KeptYardstick, workload):
         return CachedOptimum(**fields)
-    found = _search(workload, progress)
+    found = _search(workload, progress, best)
     keep_optimum(path, asdict(found), found.strategy)
     return found
 
@@ -85,15 +90,14 @@ def cache_dir() -> Path:
     return user_cache_path("raysearch") / "optimum"
 
 
-def _search(workload: Workload, progress: Callable[[int, int], None] | None) -> CachedOptimum:
+def _search(workload: Workload, progress: Callable[[int, int], None] | None, best: Strategy | None) -> CachedOptimum:
     from sim.optimum.landscape import find_optimum
 
     started = time.perf_counter()
-    found = find_optimum(workload, progress)
-    best = found.evaluation
+    found = find_optimum(workload, progress, evaluate(workload, best) if best else None)
     return CachedOptimum(
-        tokens_per_s_per_gpu=best.tokens_per_s_per_gpu if best else None,
-        strategy=best.strategy if best else None,
+        tokens_per_s_per_gpu=found.evaluation.tokens_per_s_per_gpu if found.evaluation else None,
+        strategy=found.evaluation.strategy if found.evaluation else None,
         space_size=found.space_size,
         feasible_count=found.feasible_count,
         feasible_share=found.feasible_share,

@@ -1,4 +1,4 @@
-"""The exact optimum of a whole space with one mesh, by adding up every strategy in it.
+"""The landscape around the optimum of a space with one mesh, by adding up every strategy in it.
 
 For fixed (tp, ep, batch) a layer's time is a sum of terms that each depend on the choices of a few
 neighbouring ops. Once the choices of the two residual adds are fixed, the ops between them fall
@@ -26,10 +26,11 @@ from sim.evaluation import Evaluation
 from sim.layers.ops import Layer, Side
 from sim.ops.layers import layer_ops
 from sim.optimum.addend_tables import ACTIVATION_BYTES, KV_BYTES, TIME_S, WEIGHT_BYTES, AddendTables, Factor, joined
+from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, space_of
 from sim.serving.confidence import ROUNDING, slower
 from sim.serving.phases import StepLine, batching, most_sequences, phase_of, throughput
-from sim.simulate import degree_violations, evaluate
+from sim.simulate import degree_violations
 from sim.step.attention_expert_meshes import Sides, sides
 from sim.step.costs import rank_of
 from sim.step.pipeline import Stage, pipeline, pipelines
@@ -50,16 +51,16 @@ class Optimum:
 
     Attributes:
         evaluation: Of the best feasible strategy, or None if there is none.
-        swept_tokens_per_s_per_gpu: Its throughput as the sweep added it up, 0.0 if there is none.
         space_size: Strategies in the space.
         feasible_count: How many of them break no limit.
-        quantiles: Tokens/s/GPU of the feasible strategies by share, to within 0.05 %.
+        fastest: Tokens/s/GPU of the fastest that was counted, to within 0.05 %; 0.0 if there is none.
+        quantiles: The same of the feasible strategies by share.
     """
 
     evaluation: Evaluation | None
-    swept_tokens_per_s_per_gpu: float
     space_size: int
     feasible_count: int
+    fastest: float
     quantiles: Mapping[float, float]
 
     @property
@@ -68,12 +69,15 @@ class Optimum:
         return self.feasible_count / self.space_size
 
 
-def find_optimum(workload: Workload, progress: Callable[[int, int], None] | None = None) -> Optimum:
-    """Solves the whole space of a workload exactly.
+def find_optimum(
+    workload: Workload, progress: Callable[[int, int], None] | None = None, best: Evaluation | None = None
+) -> Optimum:
+    """The best strategy of a workload's space, and what lies around it.
 
     Args:
         workload: Its `space` is the paper's or the joint one.
         progress: Called with (done, total) parts of the work.
+        best: What the search found, if that is known.
 
     Raises:
         ValueError: Steps carry prompts, or the space is the extended one, which is too large to add up: see
@@ -93,14 +97,11 @@ def find_optimum(workload: Workload, progress: Callable[[int, int], None] | None
         _add_part(total, space, tp, ep, batch)
         if progress:
             progress(done, len(parts))
-    evaluation = evaluate(workload, space.plain(total.best)) if total.best else None
-    return Optimum(
-        evaluation=evaluation,
-        swept_tokens_per_s_per_gpu=total.best_tokens_per_s_per_gpu,
-        space_size=space.size,
-        feasible_count=int(total.histogram.sum()),
-        quantiles=total.quantiles(evaluation.tokens_per_s_per_gpu) if evaluation else {},
-    )
+    best = best or find_best(space).evaluation
+    fastest, *quantiles = total.quantiles((1.0, *QUANTILES)) if total.histogram.any() else [0.0]
+    most = best.tokens_per_s_per_gpu if best else math.inf
+    by_share = {share: min(each, most) for share, each in zip(QUANTILES, quantiles, strict=False)}
+    return Optimum(best, space.size, int(total.histogram.sum()), fastest, by_share)
 
 
 MOST_BATCHES = 64
@@ -124,15 +125,13 @@ def can_be_added_up(space: Space) -> bool:
 
 
 class _Landscape:
-    """Best strategy, and how many feasible ones there are by throughput.
+    """How many feasible strategies there are by throughput.
 
     A bin is where the first bits of seconds per token and GPU are alike, the exponent and the first half of the
     mantissa in single precision: no wider than 0.05 % of what is in it.
     """
 
     def __init__(self) -> None:
-        self.best: Strategy | None = None
-        self.best_tokens_per_s_per_gpu = 0.0
         self.histogram = np.zeros(1 << (31 - _BIN_BITS), dtype=np.int64)
 
     def count(self, seconds: NDArray[np.float32], least: np.float32, alike: int) -> None:
@@ -141,14 +140,14 @@ class _Landscape:
         counts = np.bincount(np.subtract(bins, lowest, out=bins))
         self.histogram[lowest : lowest + len(counts)] += alike * counts
 
-    def quantiles(self, most: float) -> dict[float, float]:
-        """Throughput below which each share of the feasible strategies lies: bin centres, up to `most`."""
+    def quantiles(self, shares: Sequence[float]) -> list[float]:
+        """Throughput below which each of some shares of the feasible strategies lies: bin centres."""
         slowest_first = np.cumsum(self.histogram[::-1])
-        wanted: Floats = np.array(QUANTILES) * slowest_first[-1]
+        wanted: Floats = np.array(shares) * slowest_first[-1]
         bins: Ints = len(slowest_first) - 1 - np.searchsorted(slowest_first, wanted)
         centres: NDArray[np.int32] = np.array((2 * bins + 1) << (_BIN_BITS - 1), np.int32)
         seconds: NDArray[np.float32] = centres.view(np.float32)
-        return {share: min(1 / float(each), most) for share, each in zip(QUANTILES, seconds, strict=True)}
+        return (1 / seconds.astype(np.float64)).tolist()
 
 
 class _Cut(NamedTuple):
@@ -156,7 +155,7 @@ class _Cut(NamedTuple):
 
     Attributes:
         left, right: Between them; no tensor has ends in both.
-        separators: The last ops.
+        separators: The last ops; the second leaves the residual stream.
     """
 
     left: tuple[str, ...]
@@ -170,7 +169,9 @@ def _cut(layer: Layer) -> _Cut | None:
     if len(attention) < 2 or len(experts) < 2:
         return None
     left, right = attention[:-1], experts[:-1]
-    apart = all(set(left).isdisjoint(tensor.ends) or set(right).isdisjoint(tensor.ends) for tensor in layer.tensors)
+    apart = layer.stream.producer == experts[-1] and all(
+        set(left).isdisjoint(tensor.ends) or set(right).isdisjoint(tensor.ends) for tensor in layer.tensors
+    )
     return _Cut(tuple(left), tuple(right), (attention[-1], experts[-1])) if apart else None
 
 
@@ -178,7 +179,6 @@ class _Segment:
     """Every combination of the choices of the ops between the separators.
 
     Attributes:
-        ops: Their names.
         time_s: [choices of the one separator, of the other, n] seconds of the ops and of the tensors at them.
         sizes: [3, sizes] bytes of weights and of KV per layer, and the largest activations of any of the ops.
         size: [n] which of them a combination has.
@@ -187,7 +187,7 @@ class _Segment:
     def __init__(
         self, tables: AddendTables, moved_s: Sequence[Factor], separators: Sequence[str], ops: Sequence[str]
     ) -> None:
-        self.ops, own = tuple(ops), set(ops)
+        own = set(ops)
         sizes = {name: len(tables.choices[name]) for name in ops}
         around = {name: len(tables.choices[name]) for name in separators}
         seconds = (*tables.each(TIME_S, own), *(each for each in moved_s if not own.isdisjoint(each.ops)))
@@ -242,21 +242,18 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
     least_s = sum(min(cost.time_s for cost in row.values()) for row in tables.costs.values()) * _ROUNDED
     if all(least_s > longest(pp, last)[1] for pp in depths for last in tables.choices[rank.layer.stream.producer]):
         return  # moves take no less than nothing
-    cut, names = _cut(rank.layer), tuple(rank.layer.op_by_name)
+    cut = _cut(rank.layer)
     assert cut is not None
     moved_s = list(tables.moved_s())
     left, right = (_Segment(tables, moved_s, cut.separators, ops) for ops in (cut.left, cut.right))
-    around = [tables.costs[name] for name in cut.separators]
-    pairs = list(itertools.product(*(row.items() for row in around)))
-    peaks = [max(cost.activation_bytes for _, cost in pair) for pair in pairs]
+    pairs = itertools.product(*(enumerate(tables.costs[name].items()) for name in cut.separators))
     rooms = _Rooms(alone, depths, (left, right))
-    for (at, to), pair, peak_bytes in zip(np.ndindex(left.time_s.shape[:2]), pairs, peaks, strict=True):
-        separators = {name: choice for name, (choice, _) in zip(cut.separators, pair, strict=True)}
-        own_s = sum(cost.time_s for _, cost in pair)
-        left_s, right_s = left.time_s[at, to] + own_s, right.time_s[at, to]
+    for (at, (_, first)), (to, (last_choice, last)) in pairs:
+        left_s, right_s = left.time_s[at, to] + (first.time_s + last.time_s), right.time_s[at, to]
+        peak_bytes = max(first.activation_bytes, last.activation_bytes)
         quickest_s, grid = float(left_s.min() + right_s.min()), None
         for pp in depths:
-            of_stages, longest_s = longest(pp, separators[rank.layer.stream.producer])
+            of_stages, longest_s = longest(pp, last_choice)
             if quickest_s > longest_s:
                 continue
             room_for, some, every = rooms.of(peak_bytes, pp)
@@ -277,25 +274,10 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
                 continue
             least_s = feasible_s.min()
             landscape.count(_slowest(feasible_s, of_stages), _slowest(least_s, of_stages), alike)
-            if _tokens_per_s(float(least_s) * _ROUNDED, of_stages) <= landscape.best_tokens_per_s_per_gpu:
-                continue
-            least_s = float(in_time_s[allowed].min())
-            tokens_per_s_per_gpu = _tokens_per_s(least_s, of_stages)
-            if tokens_per_s_per_gpu > landscape.best_tokens_per_s_per_gpu:
-                equal = np.nonzero(allowed & (in_time_s == least_s))
-                row, column = divmod(int(np.min(rows[equal[0]] * len(columns) + columns[equal[1]])), len(columns))
-                chosen = separators | _chosen(tables, left, row) | _chosen(tables, right, column)
-                landscape.best = Strategy(tp, ep, pp, batch, tuple(chosen[name] for name in names))
-                landscape.best_tokens_per_s_per_gpu = tokens_per_s_per_gpu
 
 
 _ROUNDED = 1 - 2**-23
 """Times a number in single precision it is no more than what was rounded to it."""
-
-
-def _tokens_per_s(layer_s: float, of_stages: Sequence[tuple[float, float]]) -> float:
-    """Tokens per second and GPU, of seconds of a layer and what `_slowest` takes."""
-    return 1 / max(scale * layer_s + more for scale, more in of_stages)
 
 
 def _slowest(layer_s: Any, of_stages: Sequence[tuple[float, float]]) -> Any:
@@ -306,13 +288,6 @@ def _slowest(layer_s: Any, of_stages: Sequence[tuple[float, float]]) -> Any:
         each += np.float32(more)
         slowest = each if slowest is None else np.maximum(slowest, each)
     return slowest
-
-
-def _chosen(tables: AddendTables, segment: _Segment, row: int) -> dict[str, int]:
-    """The choices of one combination of a segment, by op name."""
-    choices = [tables.choices[name] for name in segment.ops]
-    at = np.unravel_index(row, [len(each) for each in choices])
-    return {name: each[index] for name, each, index in zip(segment.ops, choices, at, strict=True)}
 
 
 def _ascending(seconds: Floats) -> tuple[Floats, Ints]:

@@ -53,10 +53,10 @@ def test_both_solvers_keep_the_margin(toy_moe: Workload, margin: float) -> None:
         hardware=replace(tight.hardware, hbm_bytes=hbm_bytes * (1 - margin)),
     )
     assert find_optimum(kept).feasible_count == find_optimum(small).feasible_count < find_optimum(tight).feasible_count
-    best, swept = find_best(paper_space(kept)).evaluation, find_optimum(kept).evaluation
-    assert (best is None) == (swept is None)
-    if best and swept:
-        assert best.tokens_per_s_per_gpu == pytest.approx(swept.tokens_per_s_per_gpu, rel=1e-12)
+    best, fastest_counted = find_best(paper_space(kept)).evaluation, find_optimum(kept).fastest
+    assert (best is None) == (fastest_counted == 0.0)
+    if best:
+        assert best.tokens_per_s_per_gpu == pytest.approx(fastest_counted, rel=5e-4)
         assert best.tokens_per_s_per_gpu < fastest.tokens_per_s_per_gpu
 
 

@@ -12,7 +12,7 @@ from envs import StrategyEnv, StrategySpace
 from raysearch.answers.starts import start_strategies
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import as_strategy, strategy_dict
-from raysearch.optima.optimum_cache import find_cached_optimum
+from raysearch.optima.named_spaces import best_of_space
 from raysearch.searchers.interface import Outcome
 from raysearch.searchers.registry import OptionsError, make_searcher, searcher_names
 from raysearch.searchers.rule_of_thumb import rule_of_thumb
@@ -76,7 +76,7 @@ def test_the_rule_of_thumb_finds_something_feasible_on_most_models() -> None:
 def test_the_optimum_is_one_strategy_and_a_file_of_it_is_the_same(tmp_path: Path) -> None:
     question = Question(workload=NAME)
     found = start_strategies("optimum", question, SPACE)
-    assert [as_strategy(each) for each in found] == [find_cached_optimum(MIXTRAL).strategy]
+    assert [as_strategy(each) for each in found] == [best_of_space(MIXTRAL, MIXTRAL.space).strategy]
     path = tmp_path / "best.json"
     for written in ({"strategy": found[0]}, {"strategy": found[0], "best": 3.5}):  # of a search, with its figure
         path.write_text(json.dumps(written))

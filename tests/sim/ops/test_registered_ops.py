@@ -231,8 +231,7 @@ def test_the_landscape_counts_its_choices(toy_moe: Workload) -> None:
     )
     best = find_best(space).evaluation
     assert best is not None
-    assert found.evaluation is not None
-    assert found.evaluation.tokens_per_s_per_gpu == best.tokens_per_s_per_gpu
+    assert best.tokens_per_s_per_gpu == pytest.approx(found.fastest, rel=5e-4)
 
 
 def test_it_is_recommended_and_drawn(toy_moe: Workload) -> None:

@@ -109,11 +109,13 @@ def agrees(found: Optimum, landscape: Landscape, feasible: np.ndarray) -> None:
     assert found.feasible_count == feasible.sum()
     if not feasible.any():
         assert found.evaluation is None
+        assert found.fastest == 0.0
         return
     values = landscape.tokens_per_s_per_gpu[feasible]
     assert found.evaluation is not None
     assert found.evaluation.feasible
     assert found.evaluation.tokens_per_s_per_gpu == pytest.approx(values.max(), rel=1e-12)
+    assert found.fastest == pytest.approx(values.max(), rel=5e-4)
     assert all(quantile <= found.evaluation.tokens_per_s_per_gpu for quantile in found.quantiles.values())
     for share, quantile in found.quantiles.items():
         exact = np.quantile(values, share, method="inverted_cdf")
@@ -291,21 +293,18 @@ def test_the_optimum_is_a_strategy_of_the_space_and_equals_its_evaluation(
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_sweep_adds_up_what_evaluate_adds_up(name: str, real_optima: dict[str, Optimum]) -> None:
+def test_the_fastest_that_is_counted_is_the_one_that_the_search_finds(name: str) -> None:
     workload, rng = real(name), np.random.default_rng(5)
-    relaxed = dataclasses.replace(workload, tpot_slo_s=1e6)
-    found = [real_optima[name]]
-    for _ in range(40):  # the best of one combination of degrees at a time: other degrees, other dims
+    counts: list[int] = []
+    for _ in range(40):  # one combination of degrees at a time
         degrees = DegreeTables(
             *((int(rng.choice(table)),) for table in dataclasses.astuple(workload.degrees)),
         )
-        found.append(find_optimum(dataclasses.replace(relaxed, degrees=degrees)))
-    compared = [optimum for optimum in found if optimum.evaluation is not None]
-    assert len(compared) > 10
-    for optimum in compared:
-        assert optimum.evaluation is not None
-        exact = pytest.approx(optimum.evaluation.tokens_per_s_per_gpu, rel=1e-12, abs=0)
-        assert optimum.swept_tokens_per_s_per_gpu == exact
+        found = find_optimum(dataclasses.replace(workload, tpot_slo_s=1e6, degrees=degrees))
+        counts.append(found.feasible_count)
+        best = found.evaluation.tokens_per_s_per_gpu if found.evaluation else 0.0
+        assert found.fastest == pytest.approx(best, rel=5e-4)
+    assert 10 < np.count_nonzero(counts) < 40
 
 
 @pytest.mark.parametrize("name", REAL)
