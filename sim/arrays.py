@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -77,35 +78,44 @@ def _powers(base: Any, power: Any) -> Any:
     return np.array([one**other for one, other in zip(bases.tolist(), powers.tolist(), strict=True)]).view(Lanes)
 
 
+class OfLanes(ABC):
+    """What has a number per lane inside, `[n]`."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, lanes: Any) -> Any:
+        """The same in some lanes alone."""
+
+
+_OF_LANES = Lanes, OfLanes
+
+
 def in_lanes(price: Callable[..., Any], *columns: Any) -> Any:
     """What a function of numbers, some of them lanes, is in each; those that branch alike go together."""
     try:
         return price(*columns)
     except Diverges as diverging:
-        found = np.empty(len(diverging.taken)).view(Lanes)
-        for part in (diverging.taken, ~diverging.taken):
-            found[part] = in_lanes(price, *[picked(column, part) for column in columns])
+        parts = diverging.taken, ~diverging.taken
+        of_parts = [in_lanes(price, *[picked(column, part) for column in columns]) for part in parts]
+        found = np.empty((len(diverging.taken), *np.shape(of_parts[0])[1:])).view(Lanes)
+        for part, of_part in zip(parts, of_parts, strict=True):
+            found[part] = of_part
         return found
 
 
 def figures_in_lanes(price: Callable[..., Sequence[Any]], *columns: Any) -> Floats:
     """The same of a function that gives several figures, as many whatever the numbers: `[n, figures]`."""
-    try:
-        figures = price(*columns)
-    except Diverges as diverging:
-        parts = [
-            (part, figures_in_lanes(price, *[picked(column, part) for column in columns]))
-            for part in (diverging.taken, ~diverging.taken)
-        ]
-        found = np.empty((len(diverging.taken), parts[0][1].shape[1]))
-        for part, of_part in parts:
-            found[part] = of_part
+
+    def side_by_side(*some: Any) -> Floats:
+        figures = price(*some)
+        found = np.empty((max([len(column) for column in some if isinstance(column, _OF_LANES)]), len(figures)))
+        for at, figure in enumerate(figures):
+            found[:, at] = figure
         return found
-    lanes = max([len(column) for column in columns if isinstance(column, Lanes)])
-    found = np.empty((lanes, len(figures)))
-    for at, figure in enumerate(figures):
-        found[:, at] = figure
-    return found
+
+    return np.asarray(in_lanes(side_by_side, *columns))
 
 
 def by_distinct(function: Callable[..., Any], *columns: Any) -> Any:
@@ -129,7 +139,7 @@ def numbered(*columns: Any) -> tuple[Ints, tuple[tuple[Any, ...], ...]]:
 
 def picked(value: Any, lanes: Any) -> Any:
     """The same, a number or a tuple of them, in some lanes alone."""
-    if isinstance(value, Lanes):
+    if isinstance(value, _OF_LANES):
         return value[lanes]
     fields: Any = getattr(value, "_fields", None)
     return value if fields is None else type(value)(*[picked(each, lanes) for each in value])

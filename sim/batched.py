@@ -414,8 +414,9 @@ def _with_room(array: NDArray[Any], rows: int) -> NDArray[Any]:
     return larger
 
 
-def _priced(price: _Price, choices: tuple[int, ...], stacks: Sequence[Stack], _lanes: Ints) -> list[float]:
-    return price(stacks, choices)
+def _held(stacks: Sequence[Stack]) -> list[float]:
+    """What is held whatever the choices, and whether both sides are one, per group of layers."""
+    return [*base_of(stacks[-1]), *(len(each.ranks) == 1 for each in stacks[0])]
 
 
 def _limits(rank: Rank, op: FusedOp, choice: int, broken: str | None) -> tuple[float, float, float]:
@@ -666,8 +667,7 @@ class _Terms:
             price, choices, shares = table.entries[entry]
             try:
                 whole = shares or not parallel
-                of_gpus = gpus if whole else gpus.some(lanes)
-                figures = of_gpus.figures(partial(_priced, price, choices))
+                figures = (gpus if whole else gpus[lanes]).figures(price, choices)
             except NO_LANES:  # what only a number can be asked
                 table.alone.add(entry)
                 continue
@@ -683,29 +683,22 @@ class _Terms:
         pipelines: dict[int, list[_Mesh]],
     ) -> None:
         """Works out what is kept of meshes, by their rows, and of pipelines that begin on them."""
-        choices, end = self._choices[self._sum.leaves], self._sum.end
         lanes, keys = list[int](), list[_Mesh]()
         for lane, mesh in enumerate(its):
             keys += (new := pipelines.get(mesh, []))
             lanes += [lane] * len(new)
         try:
-            base = gpus.figures(lambda stacks, _: [*base_of(stacks[-1]), *(len(each.ranks) == 1 for each in stacks[0])])
+            held = gpus.figures(_held)
             if keys:
-                pp, of_pipelines = np.array([key[5] for key in keys]).view(Lanes), gpus.some(np.array(lanes))
-                of_pipelines.lanes = np.arange(len(keys))
-                sends = of_pipelines.figures(
-                    lambda stacks, at: [stream_send_s(stack[end], pp[at], each) for each in choices for stack in stacks]
-                )
+                pp = np.array([key[5] for key in keys]).view(Lanes)
+                sends = gpus[np.array(lanes)].figures(self._sends_s, pp)
                 rows = [self._pipelines[key] for key in keys]
-                self._send_s[rows] = sends.reshape(len(keys), len(choices), self._kinds)
+                self._send_s[rows] = sends.reshape(len(keys), -1, self._kinds)
         except NO_LANES:
             return
-        numbers = {
-            (batch, dp): (*_numbers_of(state), most_sequences(self._workload, dp))
-            for (batch, dp), state in states.items()
-        }
+        numbers = {at: self._numbers(state, at[1]) for at, state in states.items()}
         of_meshes = [numbers[key[4], key[2]] for key in map(self._mesh_keys.__getitem__, its)]
-        self._about[its] = np.concatenate([np.array(of_meshes), base], axis=1)
+        self._about[its] = np.concatenate([np.array(of_meshes), held], axis=1)
         for mesh in its:
             pipelines.pop(mesh, None)
 
@@ -716,15 +709,20 @@ class _Terms:
         stacks = [sides_of(self._workload, load, tp, cp, dp, ep) for load in state.loads]
         if entries:
             table.work_out(stacks, entries)
-        about, end = self._about[self._meshes[mesh]], self._sum.end
+        about = self._about[self._meshes[mesh]]
         if np.isnan(about[0]):
-            one_mesh = [len(each.ranks) == 1 for each in stacks[0]]
-            about[:] = (*_numbers_of(state), most_sequences(self._workload, dp), *base_of(stacks[-1]), *one_mesh)
+            about[:] = (*self._numbers(state, dp), *_held(stacks))
         for key in pipelines:
-            self._send_s[self._pipelines[key]] = [
-                [stream_send_s(stack[end], key[5], choice) for stack in stacks]
-                for choice in self._choices[self._sum.leaves]
-            ]
+            self._send_s[self._pipelines[key]].flat = self._sends_s(stacks, key[5])
+
+    def _numbers(self, state: Batching, dp: int) -> tuple[float, ...]:
+        """Those of a batching, and how many requests a scheduler lets run at once."""
+        return *_numbers_of(state), most_sequences(self._workload, dp)
+
+    def _sends_s(self, stacks: Sequence[Stack], pp: Any) -> list[Any]:
+        """In which a stage sends its residual stream on, by choice of the last op and kind of step."""
+        choices, end = self._choices[self._sum.leaves], self._sum.end
+        return [stream_send_s(stack[end], pp, choice) for choice in choices for stack in stacks]
 
     def check(self, columns: Strategies) -> None:
         """Refuses what is no strategy. Raises: StrategyError."""

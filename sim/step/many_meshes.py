@@ -11,7 +11,7 @@ from typing import Any, final
 
 import numpy as np
 
-from sim.arrays import Diverges, Floats, Ints, Lanes
+from sim.arrays import Floats, Ints, Lanes, OfLanes, figures_in_lanes
 from sim.ops.sizes import Load
 from sim.step.attention_expert_meshes import Sides, sides_in_lanes
 from sim.workload import Workload
@@ -35,17 +35,16 @@ def branches_alike(workload: Workload, mesh: _Mesh) -> Hashable:
 
 
 @final
-class ManyMeshes:
+class ManyMeshes(OfLanes):
     """GPUs of many meshes, and what is known of their costs.
 
     Attributes:
         stacks: Both sides of them per group of layers, of each kind of step.
-        lanes: Which they are.
     """
 
-    def __init__(self, stacks: Sequence[Sequence[Sides]], lanes: Ints) -> None:
-        self.stacks, self.lanes = stacks, lanes
-        self._parts: dict[bytes, tuple[ManyMeshes, ManyMeshes]] = {}
+    def __init__(self, stacks: Sequence[Sequence[Sides]], count: int) -> None:
+        self.stacks, self._count = stacks, count
+        self._parts: dict[bytes, ManyMeshes] = {}
 
     @classmethod
     def of(cls, workload: Workload, meshes: Sequence[_Mesh], loads: Sequence[Sequence[Load]]) -> ManyMeshes:
@@ -53,33 +52,25 @@ class ManyMeshes:
         tp, _, dp, ep, _ = (np.array(column).view(Lanes) for column in zip(*meshes, strict=True))
         of_kinds = [Load(*map(_column, zip(*kind, strict=True))) for kind in zip(*loads, strict=True)]
         stacks = [sides_in_lanes(workload, load, tp, meshes[0][1], dp, ep) for load in of_kinds]
-        return cls(stacks, np.arange(len(meshes)))
+        return cls(stacks, len(meshes))
 
-    def some(self, at: Ints) -> ManyMeshes:
-        """Some of them, with nothing known."""
-        return ManyMeshes([_Some(stack, at) for stack in self.stacks], self.lanes[at])
+    def __len__(self) -> int:
+        return self._count
 
-    def figures(self, price: Callable[[Any, Ints], Sequence[Any]]) -> Floats:
-        """Figures `[lanes, figures]` of an addend.
+    def __getitem__(self, lanes: Any) -> ManyMeshes:
+        """Some of them, with nothing known; where several addends branch alike, they share what becomes known."""
+        at = np.arange(len(self))[lanes]
+        if (key := at.tobytes()) not in self._parts:
+            self._parts[key] = ManyMeshes([_Some(stack, at) for stack in self.stacks], len(at))
+        return self._parts[key]
 
-        Args:
-            price: From GPUs in each kind of step, and which lanes they are, to the figures.
-        """
-        try:
-            figures = price(self.stacks, self.lanes)
-        except Diverges as diverging:
-            taken = diverging.taken
-            if (key := taken.tobytes()) not in self._parts:
-                yes, no = (self.some(np.flatnonzero(part)) for part in (taken, ~taken))
-                self._parts[key] = yes, no
-            yes, no = (part.figures(price) for part in self._parts[key])
-            joined = np.empty((len(taken), yes.shape[1]))
-            joined[taken], joined[~taken] = yes, no
-            return joined
-        found = np.empty((len(self.lanes), len(figures)))
-        for at, figure in enumerate(figures):
-            found[:, at] = figure
-        return found
+    def figures(self, price: Callable[..., Sequence[Any]], *columns: Any) -> Floats:
+        """What GPUs in each kind of step, and numbers or lanes beside them, come to: `[lanes, figures]`."""
+
+        def of_some(gpus: ManyMeshes, *more: Any) -> Sequence[Any]:
+            return price(gpus.stacks, *more)
+
+        return figures_in_lanes(of_some, self, *columns)
 
 
 class _Some(Sequence[Sides]):
