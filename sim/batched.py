@@ -250,12 +250,6 @@ _STATE = len(_PACE) + len(_TIMES) + 2
 """Numbers of a batching."""
 
 
-def _numbers_of(state: Batching) -> tuple[float, ...]:
-    """What `_state_of` takes."""
-    pace, times = ([getattr(of, name) for name in names] for of, names in ((state.pace, _PACE), (state.times, _TIMES)))
-    return (*pace, *times, state.in_flight, state.tokens)
-
-
 def _state_of(numbers: Floats, like: Batching) -> Batching:
     """Many batchings as one with arrays, from the numbers of each, `[.., n]`, and any of them for the kinds of step."""
     each: Iterator[Any] = iter(numbers)
@@ -308,8 +302,8 @@ class _Split:
 
 _Mesh = tuple[int, ...]
 """tp, cp, dp, ep, batch; and pp of a pipeline."""
-_Price = Callable[[Sequence[Stack], tuple[int, ...]], list[float]]
-"""From a GPU in each kind of step and choices to figures of an addend."""
+_Price = Callable[..., list[float]]
+"""From a GPU in each kind of step, choices, and pp where rows are pipelines, to figures of an addend."""
 
 
 class _Addend(NamedTuple):
@@ -329,7 +323,7 @@ class _Addend(NamedTuple):
 
 
 class _Table:
-    """What some addends come to on a mesh at a batch: `[rows, entries, width]`, worked out as it is asked for.
+    """What some addends come to on meshes at a batch, or in pipelines: `[rows, entries, width]`, as it is asked for.
 
     Entries are what each addend tells apart among the combinations of its choices, those of all one after the other.
 
@@ -337,6 +331,10 @@ class _Table:
         addends: They.
         choices: Of each dim.
         width: Most figures of an addend.
+
+    Attributes:
+        rows: Of each mesh or pipeline that is known.
+        keys: The same in the order of the rows.
     """
 
     def __init__(self, addends: Sequence[_Addend], choices: Sequence[Sequence[int]], width: int) -> None:
@@ -355,6 +353,7 @@ class _Table:
                     self.entries.append((price, chosen, shares))
                 which.append(entry_of[alike])
         self.alone = set[int]()  # entries that are priced mesh by mesh
+        self.rows, self.keys = dict[_Mesh, int](), list[_Mesh]()
         self._start, self._which = np.array(start)[:, None], np.array(which, np.int64)
         self._array: Floats = np.zeros((0, width))
         self._known: Flags = np.zeros(0, bool)
@@ -364,11 +363,18 @@ class _Table:
         """Of one row."""
         return 8 * len(self.entries) * self._width
 
-    def begin(self, row: int) -> None:
-        """Knows nothing of a row, the next one or one before."""
+    def begin(self, key: _Mesh) -> None:
+        """Has one more row, of which nothing is known."""
+        row = self.rows[key] = len(self.keys)
+        self.keys.append(key)
         start, end = row * len(self.entries), (row + 1) * len(self.entries)
         self._array, self._known = _with_room(self._array, end), _with_room(self._known, end)
         self._known[start:end] = False
+
+    def clear(self) -> None:
+        """Begins anew."""
+        self.rows.clear()
+        self.keys.clear()
 
     def wanted(self, rows: Ints, places: Floats) -> Ints:
         """Where figures stand `[addends, n]`; rows `[n]`, places of choices in their lists `[dims, n]`."""
@@ -386,14 +392,14 @@ class _Table:
         known = self._known.take(wanted)
         return [] if known.all() else sorted(set(wanted[~known].tolist()))  # np.unique would import much of numpy
 
-    def work_out(self, stacks: Sequence[Stack], places: Sequence[int]) -> None:
-        """Prices what stands in some places, on a GPU in each kind of step."""
-        rows = list[list[float]]()
-        for at in places:
-            price, choices, _ = self.entries[at % len(self.entries)]
-            figures = price(stacks, choices)
-            rows.append(figures + [0.0] * (self._width - len(figures)))
-        self._array[places], self._known[places] = rows, True
+    def work_out(self, stacks: Sequence[Stack], row: int, entries: Sequence[int]) -> None:
+        """Prices some entries of a row, on a GPU in each kind of step."""
+        figures, stages = list[list[float]](), self.keys[row][5:]
+        for entry in entries:
+            price, choices, _ = self.entries[entry]
+            its = price(stacks, choices, *stages)
+            figures.append(its + [0.0] * (self._width - len(its)))
+        self.keep([row * len(self.entries) + entry for entry in entries], np.array(figures))
 
     def keep(self, places: Any, figures: Any) -> None:
         """Knows the figures `[.., figures]` that stand in some place or places."""
@@ -414,8 +420,8 @@ def _with_room(array: NDArray[Any], rows: int) -> NDArray[Any]:
     return larger
 
 
-def _held(stacks: Sequence[Stack]) -> list[float]:
-    """What is held whatever the choices, and whether both sides are one, per group of layers."""
+def _held(stacks: Sequence[Stack], _choices: tuple[int, ...]) -> list[float]:
+    """`Base`, and whether both sides are one, per group of layers."""
     return [*base_of(stacks[-1]), *(len(each.ranks) == 1 for each in stacks[0])]
 
 
@@ -440,8 +446,7 @@ class _Known(NamedTuple):
 
     Attributes:
         pipelines: Rows of what is kept by mesh, batch and pipeline degree.
-        about: Numbers of mesh and batch: of the batching (see `_state_of`); how many requests a scheduler lets run at
-            once; `Base`; whether both sides are one, per group of layers.
+        about: Numbers of a batch: of the batching (see `_state_of`); how many requests a scheduler lets run at once.
         addends: Figures of all addends, `[addends, n, width]`.
         send_s: In which a stage sends its residual stream on, `[n, kinds]`.
     """
@@ -485,8 +490,10 @@ class _Terms:
             addends += map(_Addend, places, prices, (each.kind for each in layer.addends), own)
             self._seconds = max(self._seconds, self._kinds * max(map(len, layer.waiting)))
         addends += [_Addend(self._sum.meetings[pair], partial(self._meeting, pair)) for pair in self._pairs]
-        addends.append(_Addend([self._sum.leaves], self._vocabulary))
-        self._of_mesh = _Table(addends, choices, max(self._stored + _FIGURES, self._seconds))
+        addends += [_Addend([self._sum.leaves], self._vocabulary), _Addend((), _held)]
+        held = len(Base._fields) + len(groups)
+        self._of_mesh = _Table(addends, choices, max(self._stored + _FIGURES, self._seconds, held))
+        self._of_pipeline = _Table([_Addend([self._sum.leaves], self._send_s)], choices, self._kinds)
         unsure = [
             *(
                 _Addend(places, partial(self._unsure_s, index, at), addend.kind)
@@ -500,14 +507,10 @@ class _Terms:
         row_bytes = self._of_mesh.row_bytes + self._factors.guarded * self._of_guard.row_bytes
         self._most = max(64, _TABLE_BYTES // row_bytes), _MOST_PIPELINES
         self.block = min(_BLOCK, *self._most)
-        self._meshes, self._pipelines = dict[_Mesh, int](), dict[_Mesh, int]()
-        self._mesh_keys = list[_Mesh]()
-        self._about = np.empty((0, _STATE + 1 + len(Base._fields) + len(groups)))
+        self._about = np.empty((0, _STATE + 1))
         self._rules = engine_rules_of(workload)
         self._plans = self._rules.plans_of(workload) if self._rules else ()
-        self._send_s = np.empty((0, len(choices[self._sum.leaves]), self._kinds))
-        self._begun = list[_Mesh]()
-        self._of_pipeline = np.empty((0, 2 + 2 + len(self._plans) + _DEGREE_LIMITS))
+        self._of_degrees = np.empty((0, 2 + 2 + len(self._plans) + _DEGREE_LIMITS))
         self._depths: dict[int, int] = {}
         self._stages: Stage | None = None  # arrays [stages, depths]
 
@@ -542,49 +545,55 @@ class _Terms:
         of_kinds = [vocabulary_seconds(stack[self._sum.end], 1, *choices)[:2] for stack in stacks]
         return [each_s for part in zip(*of_kinds, strict=True) for each_s in part]
 
+    def _send_s(self, stacks: Sequence[Stack], choices: tuple[int, ...], pp: Any) -> list[Any]:
+        return [stream_send_s(stack[self._sum.end], pp, *choices) for stack in stacks]
+
     # --- rows ------------------------------------------------------------------------------------
 
     def _rows(self, columns: Strategies, batch: Ints) -> tuple[Ints, Ints]:
         """Rows `[n]` by mesh, batch and pipeline degree, and by mesh and batch; all begin anew where room is short."""
         degrees = columns.tp, columns.cp, columns.dp, columns.ep, batch, columns.pp
         keys = list(zip(*(each.tolist() for each in degrees), strict=True))
-        known = self._pipelines
+        known = self._of_pipeline.rows
         if new := [key for key in dict.fromkeys(keys) if key not in known]:
-            meshes = {key[:5] for key in new if key[:5] not in self._meshes}
-            if len(self._meshes) + len(meshes) > self._most[0] or len(known) + len(new) > self._most[1]:
-                for each in (self._meshes, self._mesh_keys, known, self._begun):
-                    each.clear()
+            meshes = {key[:5] for key in new if key[:5] not in self._of_mesh.rows}
+            if len(self._of_mesh.rows) + len(meshes) > self._most[0] or len(known) + len(new) > self._most[1]:
+                for table in (self._of_mesh, self._of_guard, self._of_pipeline):
+                    table.clear()
                 new = list(dict.fromkeys(keys))
             self._begin(new)
         rows = np.array([known[key] for key in keys])
-        return rows, self._of_pipeline[rows, 0].astype(np.int64)
+        return rows, self._of_degrees[rows, 0].astype(np.int64)
 
     def _begin(self, keys: Sequence[_Mesh]) -> None:
         """Knows of pipelines what their degrees alone decide."""
-        self._about = _with_room(self._about, len(self._meshes) + len(keys))
-        self._send_s = _with_room(self._send_s, len(self._pipelines) + len(keys))
-        self._of_pipeline = _with_room(self._of_pipeline, len(self._pipelines) + len(keys))
+        start, meshes, numbers = len(self._of_pipeline.rows), self._of_mesh.rows, functools.cache(self._numbers)
+        self._about = _with_room(self._about, len(meshes) + len(keys))
+        self._of_degrees = _with_room(self._of_degrees, start + len(keys))
         for key in keys:
-            if key[:5] not in self._meshes:
-                mesh = self._meshes[key[:5]] = len(self._mesh_keys)
-                self._mesh_keys.append(key[:5])
-                self._of_mesh.begin(mesh)
-                if self._factors.guarded:
-                    self._of_guard.begin(mesh)
-                self._about[mesh, 0] = np.nan
-        start = len(self._pipelines)
-        self._pipelines.update(zip(keys, itertools.count(start)))
-        self._begun += keys
-        rows = self._of_pipeline[start : start + len(keys)]
-        rows[:, :2] = [(self._meshes[key[:5]], self._depth(key[5])) for key in keys]
+            if key[:5] not in meshes:
+                self._about[len(meshes)] = numbers(key[4], key[2])
+                self._of_mesh.begin(key[:5])
+                self._of_guard.begin(key[:5])
+            self._of_pipeline.begin(key)
+        rows = self._of_degrees[start : start + len(keys)]
+        rows[:, :2] = [(meshes[key[:5]], self._depth(key[5])) for key in keys]
         figures: Any = None
         if len(keys) >= _LEAST_MESHES and max(map(max, keys)) <= MOST_IN_LANES:
             columns = [np.array(column).view(Lanes) for column in zip(*keys, strict=True)]
             with suppress(*NO_LANES):
-                figures = figures_in_lanes(self._of_degrees, *columns)
-        rows[:, 2:] = [self._of_degrees(*key) for key in keys] if figures is None else figures
+                figures = figures_in_lanes(self._degrees, *columns)
+        rows[:, 2:] = [self._degrees(*key) for key in keys] if figures is None else figures
 
-    def _of_degrees(self, tp: int, cp: int, dp: int, ep: int, batch: int, pp: int) -> list[float]:
+    def _numbers(self, batch: int, dp: int) -> tuple[float, ...]:
+        """Of a batching what `_state_of` takes, and how many requests a scheduler lets run at once."""
+        state = batching(self._workload, batch, dp)
+        pace, times = (
+            [getattr(of, name) for name in names] for of, names in ((state.pace, _PACE), (state.times, _TIMES))
+        )
+        return (*pace, *times, state.in_flight, state.tokens, most_sequences(self._workload, dp))
+
+    def _degrees(self, tp: int, cp: int, dp: int, ep: int, batch: int, pp: int) -> list[float]:
         """Whether dims matter, how often an engine and each plan of it refuse such degrees, and their excesses."""
         strategy = Strategy(tp, ep, pp, batch, (), cp, dp)
         excess = [each.excess for each in degree_limits(self._workload, strategy)]
@@ -604,125 +613,65 @@ class _Terms:
 
     def _looked_up(self, table: _Table, wanted: Ints) -> Floats:
         """Figures of a table `[addends, n, width]`; what nobody asked for before is worked out."""
-        unknown = table.unknown(wanted)
-        if self._begun or unknown:
-            places = np.array(unknown, np.int64)
-            meshes, entries = np.divmod(places, len(table.entries))
-            pipelines: dict[int, list[_Mesh]] = {}
-            for key in self._begun:
-                pipelines.setdefault(self._meshes[key[:5]], []).append(key)
-            together: dict[Hashable, list[int]] = {}
-            for mesh in sorted({*meshes.tolist(), *pipelines}):
-                together.setdefault(branches_alike(self._workload, self._mesh_keys[mesh]), []).append(mesh)
-            left = np.ones(len(places), bool)
+        if unknown := table.unknown(wanted):
+            rows, entries = np.divmod(np.array(unknown, np.int64), len(table.entries))
+            asked, together = list[int](rows.tolist()), dict[Hashable, list[int]]()
+            for row in sorted(set(asked)):
+                together.setdefault(branches_alike(self._workload, table.keys[row]), []).append(row)
+            left = np.ones(len(unknown), bool)
             for alike, its in together.items():
-                if alike is not None and len(its) >= _LEAST_MESHES and table is self._of_mesh:
-                    self._work_out_together(table, its, meshes, entries, left, pipelines)
-            due: dict[int, list[int]] = {mesh: [] for mesh in pipelines}
-            for mesh, at in zip(meshes[left].tolist(), places[left].tolist(), strict=True):
-                due.setdefault(mesh, []).append(at)
-            for mesh, its in due.items():  # GPUs of many meshes are not all remembered
-                self._work_out(self._mesh_keys[mesh], table, its, pipelines.get(mesh, ()))
-            self._begun.clear()
+                if alike is not None and len(its) >= _LEAST_MESHES and table is not self._of_guard:
+                    self._work_out_together(table, its, rows, entries, left)
+            due: dict[int, list[int]] = {}
+            for row, entry in zip(rows[left].tolist(), entries[left].tolist(), strict=True):
+                due.setdefault(row, []).append(entry)
+            for row, its in due.items():  # GPUs of many meshes are not all remembered
+                tp, cp, dp, ep, batch, *_ = table.keys[row]
+                loads = batching(self._workload, batch, dp).loads
+                table.work_out([sides_of(self._workload, load, tp, cp, dp, ep) for load in loads], row, its)
         return table.figures(wanted)
 
-    def _work_out_together(
-        self,
-        table: _Table,
-        its: Sequence[int],
-        meshes: Ints,
-        entries: Ints,
-        left: Flags,
-        pipelines: dict[int, list[_Mesh]],
-    ) -> None:
+    def _work_out_together(self, table: _Table, its: Sequence[int], rows: Ints, entries: Ints, left: Flags) -> None:
         """Prices what is unknown of meshes that branch alike, as far as all of them can be at once.
 
         Args:
             table: Of which addends.
             its: The meshes, by their rows.
-            meshes: Of what is unknown, rows of meshes `[n]`.
+            rows: Of what is unknown, `[n]`.
             entries: And entries `[n]`.
             left: Of that, what is still to be priced; lanes that are priced here are taken off.
-            pipelines: What begins on each mesh; those that are worked out are taken off.
         """
-        keys = [self._mesh_keys[mesh] for mesh in its]
-        states = {at: batching(self._workload, *at) for at in dict.fromkeys((key[4], key[2]) for key in keys)}
+        keys = [table.keys[row] for row in its]
+        loads = {at: batching(self._workload, *at).loads for at in dict.fromkeys((key[4], key[2]) for key in keys)}
         try:
-            gpus = ManyMeshes.of(self._workload, keys, [states[key[4], key[2]].loads for key in keys])
+            gpus = ManyMeshes.of(self._workload, keys, [loads[key[4], key[2]] for key in keys])
         except Diverges as diverging:
             for part in (diverging.taken, ~diverging.taken):
-                some = [mesh for mesh, taken in zip(its, part.tolist(), strict=True) if taken]
-                self._work_out_together(table, some, meshes, entries, left, pipelines)
+                some = [row for row, taken in zip(its, part.tolist(), strict=True) if taken]
+                self._work_out_together(table, some, rows, entries, left)
             return
+        stages = [np.array(column).view(Lanes) for column in zip(*(key[5:] for key in keys), strict=True)]
         parallel = any(key[0] * key[1] > 1 or key[2] > key[3] for key in keys)  # on one GPU all choices are one
-        lane_of = np.full(len(self._mesh_keys), -1)
+        lane_of = np.full(len(table.keys), -1)
         lane_of[its] = range(len(its))
-        (mine,) = np.nonzero(lane_of[meshes] >= 0)
+        (mine,) = np.nonzero(lane_of[rows] >= 0)
         mine = mine[entries[mine].argsort(kind="stable")]
         starts = np.flatnonzero(np.diff(entries[mine], prepend=-1))
         for at in np.split(mine, starts[1:]) if len(mine) else ():
-            entry, lanes = int(entries[at[0]]), lane_of[meshes[at]]
+            entry, lanes = int(entries[at[0]]), lane_of[rows[at]]
             if entry in table.alone or len(at) < _LEAST_LANES:
                 continue
             price, choices, shares = table.entries[entry]
             try:
-                whole = shares or not parallel
-                figures = (gpus if whole else gpus[lanes]).figures(price, choices)
+                if shares or not parallel:
+                    figures = gpus.figures(price, choices, *stages)[lanes]
+                else:
+                    figures = gpus[lanes].figures(price, choices, *(each[lanes] for each in stages))
             except NO_LANES:  # what only a number can be asked
                 table.alone.add(entry)
                 continue
-            table.keep(meshes[at] * len(table.entries) + entry, figures[lanes] if whole else figures)
+            table.keep(rows[at] * len(table.entries) + entry, figures)
             left[at] = False
-        self._begin_together(gpus, its, states, pipelines)
-
-    def _begin_together(
-        self,
-        gpus: ManyMeshes,
-        its: Sequence[int],
-        states: Mapping[tuple[int, int], Batching],
-        pipelines: dict[int, list[_Mesh]],
-    ) -> None:
-        """Works out what is kept of meshes, by their rows, and of pipelines that begin on them."""
-        lanes, keys = list[int](), list[_Mesh]()
-        for lane, mesh in enumerate(its):
-            keys += (new := pipelines.get(mesh, []))
-            lanes += [lane] * len(new)
-        try:
-            held = gpus.figures(_held)
-            if keys:
-                pp = np.array([key[5] for key in keys]).view(Lanes)
-                sends = gpus[np.array(lanes)].figures(self._sends_s, pp)
-                rows = [self._pipelines[key] for key in keys]
-                self._send_s[rows] = sends.reshape(len(keys), -1, self._kinds)
-        except NO_LANES:
-            return
-        numbers = {at: self._numbers(state, at[1]) for at, state in states.items()}
-        of_meshes = [numbers[key[4], key[2]] for key in map(self._mesh_keys.__getitem__, its)]
-        self._about[its] = np.concatenate([np.array(of_meshes), held], axis=1)
-        for mesh in its:
-            pipelines.pop(mesh, None)
-
-    def _work_out(self, mesh: _Mesh, table: _Table, entries: Sequence[int], pipelines: Sequence[_Mesh]) -> None:
-        """Prices what is unknown of a mesh and batch, and of its pipelines."""
-        tp, cp, dp, ep, batch = mesh
-        state = batching(self._workload, batch, dp)
-        stacks = [sides_of(self._workload, load, tp, cp, dp, ep) for load in state.loads]
-        if entries:
-            table.work_out(stacks, entries)
-        about = self._about[self._meshes[mesh]]
-        if np.isnan(about[0]):
-            about[:] = (*self._numbers(state, dp), *_held(stacks))
-        for key in pipelines:
-            self._send_s[self._pipelines[key]].flat = self._sends_s(stacks, key[5])
-
-    def _numbers(self, state: Batching, dp: int) -> tuple[float, ...]:
-        """Those of a batching, and how many requests a scheduler lets run at once."""
-        return *_numbers_of(state), most_sequences(self._workload, dp)
-
-    def _sends_s(self, stacks: Sequence[Stack], pp: Any) -> list[Any]:
-        """In which a stage sends its residual stream on, by choice of the last op and kind of step."""
-        choices, end = self._choices[self._sum.leaves], self._sum.end
-        return [stream_send_s(stack[end], pp, choice) for choice in choices for stack in stacks]
 
     def check(self, columns: Strategies) -> None:
         """Refuses what is no strategy. Raises: StrategyError."""
@@ -749,7 +698,7 @@ class _Terms:
         allowed, most = room(workload, 0.0, 0.0)[1], known.about[_STATE]
         over, waits = needed > allowed, columns.batch > most
         excess = [
-            self._of_pipeline[known.pipelines, -_DEGREE_LIMITS:].T,
+            self._of_degrees[known.pipelines, -_DEGREE_LIMITS:].T,
             *self._engine_excess(columns.dims, known.pipelines),
             *self._choice_excess(known),
             *_excess(needed, allowed, over),
@@ -788,12 +737,12 @@ class _Terms:
     def _known(self, columns: Strategies, batch: Ints, places: Floats) -> _Known:
         pipelines, meshes = self._rows(columns, batch)
         addends = self._looked_up(self._of_mesh, self._of_mesh.wanted(meshes, places))
-        sends = self._send_s[pipelines, places[self._sum.leaves].astype(np.int64)]
+        (sends,) = self._looked_up(self._of_pipeline, self._of_pipeline.wanted(pipelines, places))
         return _Known(pipelines, self._about[meshes].T, addends, sends)
 
     def _stages_of(self, pipelines: Ints) -> Stage:
         """Stages of pipelines, `[stages, n]`."""
-        depths = self._of_pipeline[pipelines, 1].astype(np.int64)
+        depths = self._of_degrees[pipelines, 1].astype(np.int64)
         assert self._stages
         return _each(self._stages, lambda of_all: of_all.take(depths, axis=1))
 
@@ -811,8 +760,8 @@ class _Terms:
                 ]
                 moves = [[named(("moves",), part_s) for part_s in each] for each in moves]
             layers_s.append(group.layer.time_s(costs, moves))
-        around = list[Any]((figures[-1, 0], figures[-1, 1], known.send_s.T))
-        met = list[Any](figures[self._tensors[-1].stop : -1, 0])
+        around = list[Any]((figures[-2, 0], figures[-2, 1], known.send_s.T))
+        met = list[Any](figures[self._tensors[-1].stop : -2, 0])
         if named:
             around, met = [named(("vocabulary",), each) for each in around], [named(("moves",), each) for each in met]
         return stage_s(stage, layers_s, dict(zip(self._pairs, met, strict=True)), VocabularySeconds(*around))
@@ -842,7 +791,7 @@ class _Terms:
         stored = [known.addends[ops, :, self._stored : self._stored + 3].transpose(2, 0, 1).copy() for ops in self._ops]
         weights, kv = ([add_up(each[figure]) for each in stored] for figure in (0, 1))
         peak = functools.reduce(np.maximum, [each[2].max(axis=0) for each in stored])
-        base = Base(*known.about[_STATE + 1 : -len(stored)])
+        base = Base(*known.addends[-1, :, : len(Base._fields)].T)
         kinds = stage_bytes(self._workload, stages, pp, weights, kv, peak, base)
         total = _total_bytes(kinds)
         needed = room(self._workload, total, kinds[1])[0]
@@ -875,7 +824,7 @@ class _Terms:
         """What an engine's rules are missed by `[1, n]`, 1 for each: see `EngineRules.refusals`."""
         if not self._rules:
             return []
-        matter, of_engine, *of_plans = self._of_pipeline[pipelines, 2:-_DEGREE_LIMITS].T
+        matter, of_engine, *of_plans = self._of_degrees[pipelines, 2:-_DEGREE_LIMITS].T
         alike = (matter == 0) & (dims.max(axis=1) < FIRST_DECLARED)
         missed = np.ones(len(dims))  # no plan has these dims
         for plan, refused in reversed(list(zip(self._plans, of_plans, strict=True))):
@@ -885,8 +834,8 @@ class _Terms:
 
     def _choice_excess(self, known: _Known) -> Iterator[Floats]:
         """What the limits on the choices are missed by, `[limits, n]` each side of each group."""
-        one_meshes = known.about[-len(self._ops) :] != 0
-        for ops, attention, one_mesh in zip(self._ops, self._on_attention, one_meshes, strict=True):
+        one_meshes = known.addends[-1, :, len(Base._fields) :].T != 0
+        for ops, attention, one_mesh in zip(self._ops, self._on_attention, one_meshes, strict=False):
             broken = known.addends[ops, :, self._stored + 3 : self._stored + _FIGURES].transpose(0, 2, 1)
             if broken.any():
                 left, right = (broken[side].max(axis=0, initial=0.0) for side in (attention, ~attention))

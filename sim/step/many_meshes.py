@@ -17,7 +17,7 @@ from sim.step.attention_expert_meshes import Sides, sides_in_lanes
 from sim.workload import Workload
 
 _Mesh = tuple[int, ...]
-"""tp, cp, dp, ep and batch."""
+"""tp, cp, dp, ep and batch; and pp of a pipeline."""
 MOST_IN_LANES = 1 << 15
 """Degrees and batches up to which products of sizes are whole numbers of 64 bits."""
 _LONGEST = 1 << 24
@@ -26,7 +26,7 @@ _LONGEST = 1 << 24
 
 def branches_alike(workload: Workload, mesh: _Mesh) -> Hashable:
     """What meshes had better have in common to be priced together; None where one goes alone."""
-    tp, cp, dp, ep, _ = mesh
+    tp, cp, dp, ep, *_ = mesh
     if max(mesh) > MOST_IN_LANES or max(workload.context_tokens, workload.prompt_tokens) > _LONGEST:
         return None
     one, moe_tp = cp == 1 and dp == ep, -(-tp * cp * dp // ep)
@@ -49,7 +49,7 @@ class ManyMeshes(OfLanes):
     @classmethod
     def of(cls, workload: Workload, meshes: Sequence[_Mesh], loads: Sequence[Sequence[Load]]) -> ManyMeshes:
         """GPUs of some meshes that branch alike, and what is in each kind of step of each."""
-        tp, _, dp, ep, _ = (np.array(column).view(Lanes) for column in zip(*meshes, strict=True))
+        tp, _, dp, ep, *_ = (np.array(column).view(Lanes) for column in zip(*meshes, strict=True))
         of_kinds = [Load(*map(_column, zip(*kind, strict=True))) for kind in zip(*loads, strict=True)]
         stacks = [sides_in_lanes(workload, load, tp, meshes[0][1], dp, ep) for load in of_kinds]
         return cls(stacks, len(meshes))
