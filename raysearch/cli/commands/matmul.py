@@ -34,7 +34,7 @@ def matmul(
     sizes: Annotated[
         list[str] | None, Setting("Sizes of dims, as in I=1024,J=4096.", f"{_USUAL_SIZE} for each dim")
     ] = None,
-    dtype: Annotated[Dtype, Setting("Format of the operands and of the result: bf16 or fp8.")] = "bf16",
+    dtype: Annotated[Dtype, Setting("Format of the operands and of the result.")] = "bf16",
     objective: Annotated[
         MatmulObjective, Setting("What to minimise: 'time', or the 'bytes' that a device sends.")
     ] = "time",

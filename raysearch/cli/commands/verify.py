@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -40,19 +40,26 @@ def verify_results(
     if workload is not None and not path.is_file():
         raise InputError(f"--workload is for the certificate of an optimum, and {path} is none")
     try:
-        text, fields = _file(path, workload) if path.is_file() else _folder(path)
+        found = _file(path, workload) if path.is_file() else _folder(path)
     except Damaged as damage:
         raise RunFailed(str(damage)) from damage
     if as_json:
-        print_json(fields)
+        print_json(found.fields)
     else:
-        print(text)
-    if damaged := fields.get("damaged"):
+        print(found.text)
+    if damaged := found.fields.get("damaged"):
         raise RunFailed("; ".join(damaged.values()))
 
 
-def _folder(folder: Path) -> tuple[str, JsonFields]:
-    """What was checked of a folder, in words and for programs."""
+class _Checked(NamedTuple):
+    """What was checked, in words and for programs."""
+
+    text: str
+    fields: JsonFields
+
+
+def _folder(folder: Path) -> _Checked:
+    """What was checked of a folder."""
     from raysearch.base.file_io import counted
     from raysearch.deploy.export.source import verified_answers
     from raysearch.deploy.live.session import is_tuning, verify_tuning
@@ -62,17 +69,18 @@ def _folder(folder: Path) -> tuple[str, JsonFields]:
     if is_tuning(folder):
         measurements = verify_tuning(folder)
         fields = {"folder": str(folder), "measurements": measurements, "damaged": {}}
-        return f"{counted(measurements, 'measurement')} verified: unchanged", fields
+        return _Checked(f"{counted(measurements, 'measurement')} verified: unchanged", fields)
     if answers:
-        return f"Unchanged: {', '.join(answers)}", {"folder": str(folder), "answers": answers, "damaged": {}}
+        fields = {"folder": str(folder), "answers": answers, "damaged": {}}
+        return _Checked(f"Unchanged: {', '.join(answers)}", fields)
     found = verify(folder)
     calls = sum(run["calls"] for run in found.runs)
     fields = {"folder": str(folder), "runs": len(found.runs), "calls": calls, "damaged": found.damaged}
-    return f"{counted(len(found.runs), 'run')} with {counted(calls, 'call')} verified: unchanged", fields
+    return _Checked(f"{counted(len(found.runs), 'run')} with {counted(calls, 'call')} verified: unchanged", fields)
 
 
-def _file(path: Path, workload: str | None) -> tuple[str, JsonFields]:
-    """What was checked of a file, in words and for programs."""
+def _file(path: Path, workload: str | None) -> _Checked:
+    """What was checked of a file."""
     from raysearch.fidelity.forecasts.sealed_forecast import is_forecast, read_forecast
 
     if not is_forecast(path):
@@ -80,11 +88,11 @@ def _file(path: Path, workload: str | None) -> tuple[str, JsonFields]:
     sealed = read_forecast(path)
     predictions = len(sealed["predictions"])
     fields = {"file": str(path), "date": sealed["date"], "predictions": predictions, "damaged": {}}
-    return f"{predictions:,} predictions are as they were sealed on {sealed['date']}", fields
+    return _Checked(f"{predictions:,} predictions are as they were sealed on {sealed['date']}", fields)
 
 
-def _certificate(path: Path, workload_name: str | None) -> tuple[str, JsonFields]:
-    """What a certificate proves, in words and for programs."""
+def _certificate(path: Path, workload_name: str | None) -> _Checked:
+    """What a certificate proves."""
     from raysearch.base.file_io import degrees_text, strategy_dict
     from raysearch.base.progress import stepping
     from raysearch.optima.certificate_files import check_certificate
@@ -99,7 +107,7 @@ def _certificate(path: Path, workload_name: str | None) -> tuple[str, JsonFields
         "tokens_per_s_per_gpu": proof.reached,
         "ranges": len(proof.leaves),
         "evaluated": checked.evaluated,
-        **({"goodput": _goodput(checked.traffic)[1]} if checked.traffic else {}),
+        **({"goodput": _goodput(checked.traffic).fields} if checked.traffic else {}),
     }
     best = degrees_text(proof.strategy) if proof.strategy else "nothing feasible"
     asked = ", ".join(f"{name} {value}" for name, value in fields["question"].items())
@@ -110,13 +118,13 @@ def _certificate(path: Path, workload_name: str | None) -> tuple[str, JsonFields
     )
     if checked.traffic:
         text += (
-            f". That is the steady state of a replica with whole prompts, no goodput. {_goodput(checked.traffic)[0]}"
+            f". That is the steady state of a replica with whole prompts, no goodput. {_goodput(checked.traffic).text}"
         )
-    return text, fields
+    return _Checked(text, fields)
 
 
-def _goodput(traffic: BestGoodput) -> tuple[str, JsonFields]:
-    """What was found anew of the best goodput, in words and for programs."""
+def _goodput(traffic: BestGoodput) -> _Checked:
+    """What was found anew of the best goodput."""
     from raysearch.base.file_io import degrees_text, strategy_dict
 
     strategy = traffic.best.steady_state.strategy if traffic.best else None
@@ -130,4 +138,5 @@ def _goodput(traffic: BestGoodput) -> tuple[str, JsonFields]:
     }
     best = f"{degrees_text(strategy)}, {traffic.tokens_per_s_per_gpu:,.2f} tokens/s/GPU" if strategy else "none"
     known = "proven: none has more" if traffic.proven else f"no other has more than {traffic.bound:,.2f}"
-    return f"Best goodput: {best}, {known} ({traffic.replayed:,} replays and the exact search made anew)", fields
+    text = f"Best goodput: {best}, {known} ({traffic.replayed:,} replays and the exact search made anew)"
+    return _Checked(text, fields)
