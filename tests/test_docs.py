@@ -39,6 +39,36 @@ def test_examples_print_what_they_say(page: Path, tmp_path: Path, monkeypatch: p
     assert runner.run(examples).failed == 0
 
 
+def test_the_page_on_fidelity_counts_its_own_tables_of_kernels() -> None:
+    """How many figures are within what was asked, and beyond it how often trees that see every column are better."""
+    page = (CHECKOUT / "docs/evidence/fidelity.md").read_text(encoding="utf-8")
+    ours = _cells(page.split("<!-- kernels -->")[1].split("<!-- end of kernels -->")[0])
+    trees = _cells(page.split("**How well could any curve do?**")[1].split("They are behind")[0])
+    asked, experts = (7, 7, 7, 7, 10, 10, 10, 7, 5), 6
+    beyond = [
+        where
+        for where, (mean, median, *_) in ours.items()
+        if (median if where[1] == experts else mean) > asked[where[1]]
+    ]
+    compared = [trees[where] for where in beyond if where in trees]
+    better = sum(tree < curve for curve, tree in compared)
+    counts = f"Of its {len(ours)} figures {len(ours) - len(beyond)} hold. Of the other {len(beyond)}, trees are"
+    assert counts in page
+    assert f"no better in {len(compared) - better}," in page
+    assert f"were not asked in {len(beyond) - len(compared)}. In {better} they are" in page
+
+
+def _cells(table: str) -> dict[tuple[str, int], list[float]]:
+    """The percentages of each cell that has some, by machine and column."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if "%" in line]
+    return {
+        (machine, column): [float(each) for each in re.findall(r"([\d.]+)%", cell)]
+        for machine, *cells in rows
+        for column, cell in enumerate(cells)
+        if cell != "-"
+    }
+
+
 def test_the_readme_counts_what_ships_and_has_the_errors_of_the_page_on_fidelity() -> None:
     readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
     listed = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)
