@@ -69,6 +69,23 @@ def _cells(table: str) -> dict[tuple[str, int], list[float]]:
     }
 
 
+COMMANDS = [
+    (page.name, command.replace("\\\n", ""), printed)
+    for page in TEXTS
+    for block in re.findall(r"^```\n(\$ raysearch .*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    for command, printed in re.findall(r"^\$ raysearch ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
+    if printed.strip()
+]
+"""(page, command, what it shows) where a page shows what a command prints, "..." for what it leaves out."""
+
+
+@pytest.mark.parametrize(("page", "command", "shown"), COMMANDS)
+def test_commands_print_what_a_page_shows(page: str, command: str, shown: str) -> None:
+    printed = CliRunner().invoke(app, command.split(), catch_exceptions=False).stdout
+    parts = [" ".join(part.split()) for part in shown.split("...")]
+    assert re.search(".*?".join(map(re.escape, parts)), " ".join(printed.split())), page
+
+
 def test_the_readme_counts_what_ships_and_has_the_errors_of_the_page_on_fidelity() -> None:
     readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
     listed = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)
