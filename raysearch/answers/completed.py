@@ -24,7 +24,7 @@ from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, space_of
 from sim.sharding.layout import parse_named
 from sim.sharding.placement import PlacementError
-from sim.strategy import NONE
+from sim.strategy import NONE, VOCABULARY_OPS
 from sim.workload import Workload
 
 if TYPE_CHECKING:
@@ -57,8 +57,22 @@ class CompletionResult(Result):
     best: Evaluation | None
 
     @classmethod
-    def of(cls, question: Question, workload: Workload, dims: str, degrees: Mapping[str, int]) -> CompletionResult:
+    def of(
+        cls,
+        question: Question,
+        workload: Workload,
+        dims: str,
+        degrees: Mapping[str, int],
+        vocabulary: tuple[int, ...] = (),
+    ) -> CompletionResult:
         """Completes the dims of a text at some degrees, those of the space where there are none.
+
+        Args:
+            question: What was asked.
+            workload: What it is about.
+            dims: See `parse_partial_dims`.
+            degrees: By name.
+            vocabulary: Choices of embedding, LM head and sampling; those of the space if there are none.
 
         Raises:
             InputError: The text means nothing, or names a choice that the space has not.
@@ -70,6 +84,9 @@ class CompletionResult(Result):
                 known = ", ".join(map(str, space.choices[name]))
                 raise InputError(f"--dims: {name} is {choice}; in the space {workload.space!r} it is one of {known}")
         at_degrees = replace(space, **{name: (value,) for name, value in degrees.items()})
+        if vocabulary:
+            ends = {op: (choice,) for op, choice in zip(VOCABULARY_OPS, vocabulary, strict=True)}
+            at_degrees = replace(at_degrees, vocabulary=ends)
         spread = propagated(workload, given, tuple(space.choices.values()))
         return cls(
             question,

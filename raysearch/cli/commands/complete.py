@@ -57,15 +57,18 @@ def complete(
       raysearch complete -w mixtral_8x22b_8k --dims "qkv\\[t,q_tp] ffn_mid\\[e,c,f_tp]" --json
     """
     workload = loaded(question)
-    degrees: dict[str, int] = {}
+    degrees, vocabulary = dict[str, int](), ()
     if tp is not None or layout is not None:
         named = strategy_of(workload, tp, ep, pp, batch, "megatron", cp, dp, layout)
         degrees = {"tp": named.tp, "ep": named.ep, "pp": named.pp, "cp": named.cp}
-        stated = batch if layout is None else degrees_of_layout(layout).batch or batch
+        written = degrees_of_layout(layout) if layout is not None else None
+        if written and written.dims:
+            raise InputError("--layout has a choice for every op, so nothing is left to complete: leave its dims out")
+        stated, vocabulary = (written and written.batch) or batch, named.vocabulary
         degrees |= {} if stated is None else {"batch": stated}
         degrees |= {} if named.dp is None else {"dp": named.dp}
     elif (ep, pp, batch, cp, dp) != (None, 1, None, 1, None):
         raise InputError("expected --tp or --layout with the other degrees; without any degree the best ones are found")
-    found = CompletionResult.of(question, workload, dims, degrees)
+    found = CompletionResult.of(question, workload, dims, degrees, vocabulary)
     show_result(found, as_json=as_json)
     exit_unless_feasible(found)

@@ -54,6 +54,20 @@ def test_tensors_may_be_given_by_name(raysearch) -> None:
     }
 
 
+def test_the_ends_lie_as_a_layout_says_and_its_dims_leave_nothing_open(raysearch) -> None:
+    layout = "attention TP8 DP16, experts TP8 EP16, PP2, batch 512, vocabulary 3,1,1"
+    ran = raysearch("complete", "-w", "gpt_moe_1_2t_16k", "--layout", layout, "--json")
+    assert ran.returncode == 0, ran.stderr
+    workload, found = load_workload("gpt_moe_1_2t_16k"), json.loads(ran.stdout)
+    for each in (found["propagation"], found["best"]):
+        assert each["strategy"]["vocabulary"] == [3, 1, 1]
+        strategy = Strategy(8, 16, 2, 512, tuple(each["strategy"]["dims"]), vocabulary=(3, 1, 1))
+        assert each["tokens_per_s_per_gpu"] == evaluate(workload, strategy).tokens_per_s_per_gpu
+    whole = raysearch("complete", "-w", "gpt_moe_1_2t_16k", "--layout", f"{layout}, dims {','.join('2' * 12)}")
+    assert whole.returncode == 2
+    assert "nothing is left to complete" in whole.stderr
+
+
 def test_where_the_given_choices_cannot_be_run_it_ends_with_3(raysearch) -> None:
     ran = raysearch("complete", "-w", "gpt_moe_1_2t_16k", "--tp", "1", "--ep", "1", "--batch", "512")
     assert ran.returncode == 3
