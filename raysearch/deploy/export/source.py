@@ -128,7 +128,9 @@ def stated_deployments(
         return pair_deployments(workload, StoredPair.model_validate(record), served_model)
     if phase_of(workload).mixes and "chunk_tokens" in record:
         workload = replace(workload, chunk_tokens=record["chunk_tokens"])
-    return served_deployments(workload, as_strategy(record["strategy"]), served_model, record.get("replicas"))
+    found = served_deployments(workload, as_strategy(record["strategy"]), served_model, record.get("replicas"))
+    named = "outside_space" in record  # in what `evaluate` prints: somebody named its strategy
+    return {pool: replace(each, named=named) for pool, each in found.items()}
 
 
 def _check_named(where: Path | str, question: Question | None) -> None:

@@ -22,9 +22,10 @@ from sim.strategy import Strategy
 def binding_limit(demand: Demand, evaluation: Evaluation) -> str:
     """What keeps a strategy from a larger batch: the limit that one more request on each rank breaks.
 
-    Where that breaks none, the limit of the first batch that is faster, of some up to twice the batch.
+    Where that breaks none, the limit of the first batch that is faster, of some up to twice the batch; if a faster one
+    before it breaks none, what an alternative is listed for keeps it from that.
     """
-    strategy = evaluation.strategy
+    strategy, searched = evaluation.strategy, space_of(demand.workload).batch
     more = [strategy.attention_dp << power for power in range((strategy.batch // strategy.attention_dp).bit_length())]
     free = 0
     for added in more or [strategy.attention_dp]:
@@ -33,10 +34,11 @@ def binding_limit(demand: Demand, evaluation: Evaluation) -> str:
         faster, broken = larger.tokens_per_s_per_gpu > evaluation.tokens_per_s_per_gpu, larger.violations
         if broken and (added == strategy.attention_dp or faster):
             at = f" at confidence {demand.sure:g}" if demand.guarded else ""
-            return f"{_NAMES.get(broken[0].kind, 'limit')}: {_lacking(batch, broken[0], at)}"
+            wished = f"what it is listed for, up to batch {free}; then " if free else ""
+            return f"{wished}{_NAMES.get(broken[0].kind, 'limit')}: {_lacking(batch, broken[0], at)}"
         if demand.loaded and faster:
             return f"none: batch {batch} breaks none, but the load takes as many GPUs with it"
-        free = batch if faster and not broken else free
+        free = batch if faster and not broken and batch in searched else free
     if free:
         return f"what it is listed for: batch {free} is faster within every limit"
     return f"none: batch {strategy.batch + strategy.attention_dp} breaks none, but no larger one is faster per GPU"

@@ -125,6 +125,17 @@ def test_what_any_command_prints_states_its_question_and_is_exported_and_replaye
     assert (again["strategy"], again["question"]) == (strategy, printed["question"])
 
 
+def test_a_strategy_that_was_evaluated_is_not_replaced(tmp_path: Path) -> None:
+    """As one that is named beside `export`: its user meant this one."""
+    file, words = tmp_path / "printed.json", ("--tp", "8", "--batch", "32", "--json")
+    asked = ("evaluate", "--model", "qwen3_235b_a22b", "--gpus", "8", "--isl", "4000", "--osl", "500")
+    file.write_text(RUNNER.invoke(app, [*asked, *words], catch_exceptions=False).stdout)
+    found = RUNNER.invoke(app, ["export", str(file), "--to", "vllm"], catch_exceptions=False)
+    assert found.exit_code == 3
+    assert not found.stdout
+    assert "infeasible: vLLM 0.33.0: moe_tp 8 cuts 1536" in found.stderr
+
+
 def test_the_strategy_of_a_certificate_is_exported(tmp_path: Path) -> None:
     file = tmp_path / "best.json"
     found = json.loads(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -81,3 +82,16 @@ def test_a_batch_past_the_fastest_one_may_take_fewer_gpus() -> None:
     (fewest,) = best_first(demand, 1)
     assert needed_gpus(demand, fewest) == fewest.gpus == 1
     assert binding_limit(demand.unloaded, fastest).startswith("TPOT: batch ")  # that of a faster one further on
+
+
+def test_what_an_alternative_is_listed_for_keeps_it_from_batches_that_break_no_limit() -> None:
+    stated = {"isl": 1000, "osl": 100, "tpot_ms": 20.0, "engine": "vllm", "batches": "any"}
+    demand = Demand(question_about("llama_3_1_8b", gpus=1, **stated).load(), 1, confidence=0.5)
+    (best,) = best_first(demand, 1)
+    sooner = evaluate(demand.workload, replace(best.strategy, batch=best.strategy.batch * 3 // 5))
+    assert "listed" not in binding_limit(demand, best)
+    limit = binding_limit(demand, sooner)
+    found = re.match(r"what it is listed for, up to batch (\d+); then TPOT: batch (\d+) takes ", limit)
+    assert found
+    free, broken = map(int, found.groups())
+    assert sooner.strategy.batch < free <= best.strategy.batch < broken
