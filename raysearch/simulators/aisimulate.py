@@ -23,6 +23,7 @@ from typing import Any
 from raysearch.base.errors import InputError
 from raysearch.base.extras import check_installed
 from raysearch.simulators.measurement import Measurement, name_in, refuse_beyond_plain_decoding
+from sim.config.catalog import load_model
 from sim.json_object import JsonObject
 from sim.ops.dims import spread_choices
 from sim.ops.heuristics import megatron_dims
@@ -128,19 +129,8 @@ class Recommended:
     version: str
 
 
-FORECAST: Mapping[str, Mapping[str, str]] = {
-    "deepseek_v3": {"fp8": "deepseek-ai/DeepSeek-R1", "fp4": "nvidia/DeepSeek-V3.1-NVFP4"},
-    "deepseek_v4_pro": {"fp4": "deepseek-ai/DeepSeek-V4-Pro"},
-    "glm_5": {"fp8": "zai-org/GLM-5-FP8", "fp4": "nvidia/GLM-5-NVFP4"},
-    "glm_5_2": {"fp8": "zai-org/GLM-5.2-FP8", "fp4": "nvidia/GLM-5.2-NVFP4"},
-    "gpt_oss_120b": {"fp4": "openai/gpt-oss-120b"},
-    "kimi_k2_5": {"int4": "moonshotai/Kimi-K2.5", "fp4": "nvidia/Kimi-K2.5-NVFP4"},
-    "kimi_k3": {"fp4": "moonshotai/Kimi-K3"},
-    "minimax_m2_5": {"fp8": "MiniMaxAI/MiniMax-M2.5", "fp4": "nvidia/MiniMax-M2.5-NVFP4"},
-    "minimax_m3": {"bf16": "MiniMaxAI/MiniMax-M3", "fp4": "nvidia/MiniMax-M3-NVFP4"},
-    "qwen3_5_397b_a17b": {"bf16": "Qwen/Qwen3.5-397B-A17B", "fp4": "nvidia/Qwen3.5-397B-A17B-NVFP4"},
-}
-"""Its names of the models that forecasts are about, by their precision."""
+_MODES: Mapping[str, tuple[str, str]] = {"fp8": ("fp8_block", "fp8_block"), "fp4": ("bfloat16", "nvfp4")}
+"""Precision of an announced run -> its modes of dense layers and experts, unless the checkpoint has experts so."""
 
 
 def forecast_tpot_ms(prediction: JsonObject) -> float | None:
@@ -148,9 +138,10 @@ def forecast_tpot_ms(prediction: JsonObject) -> float | None:
 
     None where it has no figure, and of pools and drafts, whose settings it would have to be told.
     """
-    model = FORECAST.get(prediction["model"], {}).get(prediction["precision"])
-    if model is None or "prefill" in prediction or prediction["draft_tokens"]:
+    if "prefill" in prediction or prediction["draft_tokens"]:
         return None
+    model = load_model(prediction["model"])
+    dense, experts = (None, None) if model.expert_dtype else _MODES.get(prediction["precision"], (None, None))
     check_here()
     from aisimulate.legacy_cli.api import cli_estimate
 
@@ -159,7 +150,7 @@ def forecast_tpot_ms(prediction: JsonObject) -> float | None:
     try:
         with redirect_stdout(sys.stderr):
             found = cli_estimate(
-                model_path=model,
+                model_path=next(iter(model.published.repositories.values())),
                 system_name=prediction["machine"].removesuffix("_nvl72"),
                 backend_name=prediction["engine"],
                 isl=prediction["isl"],
@@ -170,6 +161,8 @@ def forecast_tpot_ms(prediction: JsonObject) -> float | None:
                 attention_dp_size=dp,
                 moe_tp_size=gpus // ep,
                 moe_ep_size=ep,
+                gemm_quant_mode=dense,
+                moe_quant_mode=experts,
             )
     except (ValueError, KeyError, RuntimeError, SystemExit):  # as it says what it lacks
         return None
