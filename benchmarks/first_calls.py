@@ -6,14 +6,15 @@
     python benchmarks/first_calls.py --out curves.jsonl --plot curves.svg      # a picture of it
 
 A case is a workload and a black box that answers for it; those of the group `drawn` are random, on machines out by
-factors. f/f* is the true figure of the best strategy so far over the exact optimum of the black box; before anything is
-feasible it is 0. Where answers are noisy the best is, for every searcher, what a search of a black box that declares
-its noise reports: see `raysearch.runs.believed`. `prior` expects of every case what the simulator says of a machine
-that nobody measured (terms `carried`), "prior:network" what the network says; its header has what that was trained on:
-none of the workloads and models here, no machine but the H100, no engine but vLLM. A searcher "NAME:rule" begins with
-twenty strategies by rule of thumb, "prior:as_is" does not learn from answers, "prior:improvement" has no policy; in
-"prior:no_history" that does not read the calls so far, in "prior:no_workload" not the workload's token;
-"prior:network+improvement" is both.
+factors, and of `left_out` what configs/pretraining/left_out.toml leaves out. f/f* is the true figure of the best
+strategy so far over the exact optimum of the black box; before anything is feasible it is 0. Where answers are noisy
+the best is, for every searcher, what a search of a black box that declares its noise reports: see
+`raysearch.runs.believed`. `prior` expects of every case what the simulator says of a machine that nobody measured
+(terms `carried`), "prior:network" what the network says; its header has what that was trained on: none of the workloads
+and models here, no machine but the H100, no engine but vLLM. A searcher "NAME:rule" begins with twenty strategies by
+rule of thumb, "prior:as_is" does not learn from answers, "prior:policy" lets the shipped policy decide the first five;
+in "prior:no_history" that does not read the calls so far, in "prior:no_workload" not the workload's token;
+"prior:network+improvement" is the network without it.
 `optuna_gp`, `smac`, `botorch`, `vizier` are of `library_peers.py`.
 Finished runs are not run again.
 """
@@ -53,6 +54,7 @@ from raysearch.searchers.start import StartedSearcher
 from raysearch.testing.stepping import Stepped
 from sim.config.catalog import load_workload, under_engine
 from sim.config.files import config_path, read_config
+from sim.config.question import Question
 from sim.evaluation import Evaluation, Violation
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -77,10 +79,11 @@ _BF16 = {"weights": "bf16", "activations": "bf16"}
 TIGHT = 1.15
 """SLO of a tight workload, over the shortest time per token that any feasible strategy has, about."""
 LIST = "simulator's list"
-SEARCHERS = ("prior", "prior:improvement", "prior:as_is", "prior:rule", LIST, "genetic", "genetic:rule", "optuna_tpe")
+SEARCHERS = ("prior", "prior:policy", "prior:as_is", "prior:rule", LIST, "genetic", "genetic:rule", "optuna_tpe")
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "as_is": {"adapt": False},
+    "policy": {"policy": str(SHIPPED_POLICY)},
     "improvement": {"policy": "none"},
     "network": {"terms": "network"},
 }
@@ -154,6 +157,13 @@ def _noisy_ones(group: str) -> Iterator[Case]:
         yield Case(group, f"{name} with noise", load_workload(name), noise=0.05)
 
 
+def _left_out(group: str) -> Iterator[Case]:
+    for model in ("deepseek_v3", "glm_5"):
+        question = Question(model=model, isl=16000, osl=500, phase="decode", gpus=256, tpot_ms=50, engine="none")
+        yield Case(group, f"{model}, latent attention", question.load())
+    yield from _as_they_are(ON_MACHINES, space="extended")(group)
+
+
 GROUPS: dict[str, Callable[[str], Iterator[Case]]] = {
     "shipped": _as_they_are(SHIPPED),
     "unseen": _as_they_are(UNSEEN),
@@ -163,6 +173,7 @@ GROUPS: dict[str, Callable[[str], Iterator[Case]]] = {
     "drawn": _drawn,
     "engines": _engines,
     "noise": _noisy_ones,
+    "left_out": _left_out,
 }
 """Cases by the name of their group."""
 
@@ -212,7 +223,7 @@ def _listed(case: Case, space: StrategySpace, count: int) -> list[Action]:
 
 
 @cache
-def _policy_without(layer: str) -> Path:
+def policy_without(layer: str) -> Path:
     """The shipped policy with a layer that reads nothing."""
     policy = read_policy(SHIPPED_POLICY)
     unread = {name: np.zeros_like(policy.arrays[name]) for name in (f"{layer}.weight", f"{layer}.bias")}
@@ -221,17 +232,17 @@ def _policy_without(layer: str) -> Path:
     return path
 
 
-def curve(case: Case, searcher: str, seed: int, calls: int) -> list[float]:
-    """f/f* after each of `POINTS` up to `calls`."""
+def curve(case: Case, searcher: str, seed: int, calls: int, weights: str = "") -> list[float]:
+    """f/f* after each of `POINTS` up to `calls`; `weights` are a file of the prior's."""
     optimum = optimum_value(case.workload)
     assert optimum
     env = StrategyEnv(case.workload, evaluate=noisy(case.noise, seed) if case.noise else evaluate)
     name, _, option = searcher.partition(":")
-    options: dict[str, Any] = {"terms": "carried"} if name == "prior" else {}
+    options: dict[str, Any] = {"terms": "carried", "weights": weights} if name == "prior" else {}
     for each in option.split("+"):
         options |= OPTIONS.get(each, {})
     if option in UNREAD:
-        options |= {"policy": str(_policy_without(UNREAD[option]))}
+        options |= {"policy": str(policy_without(UNREAD[option]))}
     if option == "rule":
         options |= {"start": [strategy_dict(each) for each in rule_of_thumb(env.space)]}
     planned = iter(_listed(case, env.space, calls)) if searcher == LIST else None
@@ -280,6 +291,7 @@ def main() -> None:
     parser.add_argument("--searchers", default=",".join(SEARCHERS))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--calls", type=int, default=100)
+    parser.add_argument("--weights", default="", help="file of a prior, by default the one that ships")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
@@ -297,7 +309,7 @@ def main() -> None:
                     once = searcher == LIST and not case.noise
                     if (case.name, searcher, seed, asked.calls) in done or (once and seed):
                         continue
-                    found = curve(case, searcher, seed, asked.calls)
+                    found = curve(case, searcher, seed, asked.calls, asked.weights)
                     row = {"group": case.group, "case": case.name, "searcher": searcher, "seed": seed}
                     with asked.out.open("a") as file:
                         file.write(json.dumps({**row, "calls": asked.calls, "curve": found}) + "\n")

@@ -128,11 +128,6 @@ class BlackBoxBelief:
         ]
 
     @property
-    def policy_calls(self) -> int:
-        """See `TermSource`."""
-        return self._source.policy_calls
-
-    @property
     def constants(self) -> int:
         """How many of them, the last ones, all strategies of the workload share."""
         return self._features.constants

@@ -32,9 +32,6 @@ from sim.workload import Workload
 TermSourceName = Literal["simulator", "carried", "network"]
 """Where terms come from: the simulator as the workload has it; the same as if nobody had measured the machine, see
 `carried_over`; the network."""
-_CALLS_BY_NETWORK, _CALLS_UNMEASURED = 5, 1
-"""Calls that the policy decides, then expected improvement does. [fitted] on 50 black boxes kept from training: f/f*,
-mean of the first ten calls, is largest so; where the machine was measured, with none."""
 _ENGINE = "vllm"
 """Whose kernels and times stand for those of an engine that nobody measured."""
 _MEASURED = 0.3
@@ -65,14 +62,12 @@ class TermSource(NamedTuple):
         predict: From strategies and their features to these with `SHARES` as expected, and all that is expected.
         time, limits: How its errors of the time go together, and those of the memory.
         dear: Whether asking takes so long that a roofline should choose what it is asked about.
-        policy_calls: Calls that a policy decides better than expected improvement.
     """
 
     predict: Callable[[Strategies, Features], tuple[Features, StepPrediction]]
     time: ResidualKernel
     limits: ResidualKernel
     dear: bool
-    policy_calls: int
 
 
 def term_source(name: TermSourceName, prior: Prior, features: WorkloadFeatures) -> TermSource:
@@ -89,15 +84,14 @@ def term_source(name: TermSourceName, prior: Prior, features: WorkloadFeatures) 
     header, workload = prior.header, features.workload
     if name == "network":
         features.check_known()
-        return TermSource(lambda _, of: prior.predict(of), header.time, header.limits, False, _CALLS_BY_NETWORK)
+        return TermSource(lambda _, of: prior.predict(of), header.time, header.limits, False)
     engine, foreign = workload.engine, False
     if name == "carried":
         workload, foreign = carried_over(workload), engine is not None and engine.family != _ENGINE
     curves = workload.hardware.curves
     measured = not foreign and curves is not None and curves.calibration.machine == curves.calibration.measured
     kernel = header.simulated.times(_MEASURED) if measured else header.simulated
-    calls = 0 if measured else _CALLS_UNMEASURED
-    return TermSource(lambda strategies, of: simulated(workload, strategies, of), kernel, _LIMITS, True, calls)
+    return TermSource(lambda strategies, of: simulated(workload, strategies, of), kernel, _LIMITS, True)
 
 
 @lru_cache(maxsize=8)

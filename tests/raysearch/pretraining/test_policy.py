@@ -268,17 +268,11 @@ def test_a_policy_with_forged_weights_prefers_by_finite_numbers_or_is_refused(tm
 
 
 @pytest.mark.parametrize(
-    ("hardware", "terms", "calls", "engine"),
-    [
-        pytest.param("h200_sxm", "simulator", 0, None, marks=pytest.mark.slow),
-        ("h200_sxm", "carried", 1, None),
-        pytest.param("h100_sxm", "carried", 0, "vllm", marks=pytest.mark.slow),
-        pytest.param("h100_sxm", "carried", 1, "sglang", marks=pytest.mark.slow),
-        ("l40s", "network", 5, None),
-    ],
+    ("terms", "policy", "calls"),
+    [("simulator", "", 0), ("carried", "", 0), ("carried", str(SHIPPED_POLICY), 5), ("network", "", 5)],
 )
-def test_the_policy_decides_the_first_calls_where_errors_are_wide(
-    monkeypatch: pytest.MonkeyPatch, hardware: str, terms: str, calls: int, engine: str | None
+def test_a_policy_decides_the_first_calls_where_the_network_expects_or_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, terms: str, policy: str, calls: int
 ) -> None:
     asked: list[int] = []
     inner = Policy.preferences
@@ -289,10 +283,9 @@ def test_the_policy_decides_the_first_calls_where_errors_are_wide(
 
     read_policy(SHIPPED_POLICY)
     monkeypatch.setattr(Policy, "preferences", counting)
-    served = {"phase": "serve", "prompt_tokens": 4000, "output_tokens": 500} if engine else {}
-    env = StrategyEnv(load_workload("qwen3_235b_a22b_16k", hardware, engine=engine, **served))
+    env = StrategyEnv(load_workload("qwen3_235b_a22b_16k", "l40s"))
     searched = Stepped(env)
-    searcher = make_searcher("prior", env.space, seed=0, budget=calls + 2, terms=terms)
+    searcher = make_searcher("prior", env.space, seed=0, budget=calls + 2, terms=terms, policy=policy)
     for _ in range(calls + 1):
         searched.advance(searcher)
     assert asked == list(range(calls))
