@@ -82,7 +82,7 @@ def _pair_lines(pair: Disaggregated) -> Iterator[str]:
         yield from (f"  {line}" for line in _pair_load_lines(pair.load))
     else:
         rate = f"{matched.requests_per_s:,.2f} requests/s"
-        at_once = f"{pair.at_once:,} requests at once, " if pair.at_once else ""
+        at_once = f"{pair.at_once:,} requests at once on the fewest GPUs found, " if pair.at_once else ""
         yield f"  {at_once}{rate} in the steady state, without queues under random arrivals"
 
 
@@ -90,8 +90,8 @@ def _pair_load_lines(load: PairLoad) -> Iterator[str]:
     """Whether two pools carry a load."""
     report, arrivals = load.report, load.report.setup.sent.arrivals_text
     yield (
-        f"{rate_text(load.matched.requests_per_s)} {arrivals} need {gpus_text(load.matched.gpus)} to meet "
-        f"the limits at {percentile_text(report.setup.percentile)}; {load.in_steady_state} in the steady state"
+        f"{rate_text(load.matched.requests_per_s)} {arrivals} need {gpus_text(load.matched.gpus)}, the fewest found, "
+        f"to meet the limits at {percentile_text(report.setup.percentile)}; {load.in_steady_state} in the steady state"
     )
     yield replayed_line(report)
 
@@ -103,7 +103,7 @@ def _other_form(answer: Recommendation) -> str:
     share = ahead_by(answer.pair, answer.options[0].fleet)
     if answer.pair.load or answer.pair.at_once:
         gpus, words = gpus_text(answer.pair.matched.gpus), pools_text(answer.pair.matched)
-        return "" if answer.winner == "disaggregated" else f"  Disaggregated: {gpus} needed: {words}"
+        return "" if answer.winner == "disaggregated" else f"  Disaggregated: {gpus} needed, the fewest found: {words}"
     if answer.winner == "disaggregated":
         return f"  {share:+.1%} tokens/s with the pools above"
     return (
