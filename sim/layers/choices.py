@@ -26,7 +26,7 @@ from sim.sharding.rule_check import prove
 from sim.sharding.rules import Operation, Rule, RunOp, label_rule, parse_rule, rules_of
 from sim.strategy import FIRST_DECLARED, GRID, NONE, inner_ranks_of
 
-HeldDim = Literal["rows", "columns", "neither"] | GridShard
+ShardedDim = Literal["rows", "columns", "neither"] | GridShard
 """What a GPU holds a share of: rows or columns of a matrix, or of both over two sub-axes."""
 
 
@@ -104,7 +104,7 @@ def _gathering(operation: Operation, picked: Rule) -> Rule:
 
 
 @lru_cache(maxsize=1024)
-def kept_tensors(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, HeldDim], ...]:
+def kept_tensors(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, ShardedDim], ...]:
     """The tensors that an op leaves and reads under a choice, its output first, and the dim that tp shards of each."""
     op_rule = rule(op, layer, choice)
     tensors = [layer.tensor(name) for name in (op.output, *op.inputs)]
@@ -112,7 +112,7 @@ def kept_tensors(op: FusedOp, layer: Layer, choice: int) -> tuple[tuple[Tensor, 
     return tuple((tensor, sharded_dim(tensor, shard)) for tensor, shard in zip(tensors, placements, strict=True))
 
 
-def sharded_dim(tensor: Tensor, placement: Placement) -> HeldDim:
+def sharded_dim(tensor: Tensor, placement: Placement) -> ShardedDim:
     """Which dim of [rows, columns] a placement shards; the last dim is the columns, any other a part of the rows."""
     if isinstance(placement, GridShard):
         return placement

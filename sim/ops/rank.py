@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sim.arrays import Lanes, by_distinct, picked
-from sim.layers.choices import HeldDim
+from sim.layers.choices import ShardedDim
 from sim.layers.mixers import Attention
 from sim.layers.model import FeedForward
 from sim.layers.ops import Layer, Tensor
@@ -239,7 +239,7 @@ class Rank:
         columns, each = self._widths[tensor.name]
         return self._rows(tensor) * columns * each
 
-    def local_bytes(self, tensor: Tensor, sharded: HeldDim) -> float:
+    def local_bytes(self, tensor: Tensor, sharded: ShardedDim) -> float:
         """Bytes of a tensor on this GPU when tp shards that dim of it."""
         columns, each = self._widths[tensor.name]
         if isinstance(sharded, GridShard):

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sim.arrays import add_up, larger
-from sim.layers.choices import HeldDim, kept_tensors, rule, sharded_dim
+from sim.layers.choices import ShardedDim, kept_tensors, rule, sharded_dim
 from sim.layers.ops import FusedOp, Layer, Tensor, by_expert
 from sim.ops.layers import layer_of
 from sim.ops.rank import OpCost, Rank, Work
@@ -313,5 +313,5 @@ def sent_on_bytes(rank: Rank, last_choice: int) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _stream_dim(layer: Layer, last_choice: int) -> HeldDim:
+def _stream_dim(layer: Layer, last_choice: int) -> ShardedDim:
     return sharded_dim(layer.stream, stream_placement(layer, last_choice))

@@ -30,7 +30,7 @@ class Draft(NamedTuple):
 
     Attributes:
         time_s: Of all drafted tokens of a step of one microbatch.
-        weight_bytes: Held.
+        weight_bytes: Of its weights.
         kv_bytes: Cache of one microbatch.
     """
 
@@ -61,7 +61,7 @@ class DraftRun(NamedTuple):
     Attributes:
         workload: That of the draft alone.
         passes: The first over what the step computes, the others over one token of each sequence.
-        copies: Layers that are held: MTP's as many as the model was published with, one per drafted token at most.
+        copies: Layers that a GPU keeps: MTP's as many as the model was published with, one per drafted token at most.
         joining_bytes: Of MTP's projection, whole on every GPU.
         own_vocabulary: Whether embedding and LM head are its own.
     """
