@@ -165,6 +165,17 @@ CONFIGURATIONS: list[Config] = [
     | MIXTRAL
     | {"model_type": "granitemoehybrid", "layer_types": ["mamba", "mamba", "attention", "mamba"]}
     | {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
+    USUAL | LATENT | SHARED | {"model_type": "hy_v4"},
+    USUAL | SHARED | WINDOWS | {"model_type": "afmoe", "num_dense_layers": 1, "num_shared_experts": 1},
+    USUAL | EXPERTS | WINDOWS | {"model_type": "cohere2_moe", "num_shared_experts": 1},
+    USUAL | QWEN | WINDOWS | {"model_type": "mellum"},
+    USUAL | QWEN | DELTA | {"model_type": "olmo_hybrid"},
+    USUAL
+    | {"model_type": "bamba", "attn_layer_indices": [2], "mamba_n_heads": 8, "mamba_d_head": 16}
+    | {"mamba_d_state": 16, "mamba_n_groups": 1},
+    USUAL
+    | {"model_type": "falcon_h1", "num_hidden_layers": 2, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128}
+    | {"mamba_d_state": 16, "mamba_n_groups": 1},
     USUAL | EXPERTS | {"model_type": "jamba", "attn_layer_period": 4, "attn_layer_offset": 2, "expert_layer_period": 2},
 ]
 
