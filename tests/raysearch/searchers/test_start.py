@@ -83,6 +83,13 @@ def test_the_optimum_is_one_strategy_and_a_file_of_it_is_the_same(tmp_path: Path
         assert start_strategies(str(path), question, SPACE) == found
 
 
+def test_the_optimum_begins_a_search_in_an_engine_s_space_and_with_prompts_too() -> None:
+    question = Question(model="mixtral_8x7b", isl=1000, osl=500, gpus=8)
+    workload = question.load()
+    (found,) = start_strategies("optimum", question, StrategySpace(workload))
+    assert as_strategy(found) == best_of_space(workload, "vllm").strategy
+
+
 @pytest.mark.parametrize("start", ["ruler", "/nowhere/at/all"])
 def test_a_start_that_is_none_is_one_error(start: str) -> None:
     with pytest.raises(InputError, match="expected rule, optimum, or a folder or file that is there"):
