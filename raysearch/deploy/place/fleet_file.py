@@ -199,7 +199,8 @@ def _priced(file: FleetFile, table: _ModelTable, model: str, hardware: str, reco
     isl, osl = recorded.mean_tokens if recorded else (table.isl or 0, table.osl or 0)
     ttft_s, tpot_s = ((1 - file.margin) * _seconds(each) for each in (table.ttft_ms, table.tpot_ms))
     objective = Objective(isl, osl, ttft_s, tpot_s)
-    rate_per_s = table.requests_per_s or (recorded_per_s(recorded) if recorded else 0.0)
+    own_per_s = recorded_per_s(recorded) if recorded else 0.0  # an error where all come at once, at any rate
+    rate_per_s = table.requests_per_s or own_per_s
     tenant = Tenant(table.model, Stream(rate_per_s, table.cv or 1.0), objective, recorded)
     prompts, serving = (
         _workload(file, table, (isl, osl), model, hardware, phase) for phase in (PREFILL.name, SERVE.name)

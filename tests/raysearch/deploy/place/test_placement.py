@@ -277,5 +277,8 @@ def test_a_trace_takes_the_place_of_burstiness_and_lengths(tmp_path: Path) -> No
     assert answer["percentile"] == 90
     assert answer["best"]["probability"] == 1.0
     assert {each["cv"] for each in answer["best"]["models"]} == {None}
+    (tmp_path / "mine.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2026-01-01 00:00:00,9,9")
+    with pytest.raises(InputError, match="all come at once"):
+        load_fleet(written(tmp_path), trace=tmp_path / "mine.csv")
     with pytest.raises(InputError, match="--set cv=2: of requests that come at random"):
         ask(written(tmp_path), *few, "--set", "cv=2")
