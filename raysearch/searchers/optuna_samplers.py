@@ -67,12 +67,12 @@ class _OptunaSearcher(Searcher):
     def _encoding(self) -> dict[str, BaseDistribution]:
         """Optuna's parameters, which stand for an action."""
 
-    def _decoded(self, params: dict[str, Any]) -> Action:
+    def _decoded(self, params: dict[str, float]) -> Action:
         """The action [A] that parameters stand for."""
         lowest = [_lowest(coordinate) for coordinate in self.space.coordinates]
         return np.array([params[name] for name in self.space.names], dtype=np.int64) - lowest
 
-    def _encoded(self, action: Action) -> dict[str, Any]:
+    def _encoded(self, action: Action) -> dict[str, float]:
         """Parameters that stand for an action [A]."""
         return {c.name: index + _lowest(c) for c, index in zip(self.space.coordinates, action.tolist(), strict=True)}
 
@@ -280,7 +280,7 @@ class OptunaCmaEsSearcher(_OptunaSearcher):
     def _is_number(self, coordinate: Coordinate) -> bool:
         return coordinate.ordered or self.options.choices == "ordinal"
 
-    def _decoded(self, params: dict[str, Any]) -> Action:
+    def _decoded(self, params: dict[str, float]) -> Action:
         indices = [
             params[each.name] - _lowest(each)
             if self._is_number(each)
@@ -289,8 +289,8 @@ class OptunaCmaEsSearcher(_OptunaSearcher):
         ]
         return np.array(indices, dtype=np.int64)
 
-    def _encoded(self, action: Action) -> dict[str, Any]:
-        encoded: dict[str, Any] = {}
+    def _encoded(self, action: Action) -> dict[str, float]:
+        encoded: dict[str, float] = {}
         for each, chosen in zip(self.space.coordinates, action.tolist(), strict=True):
             if self._is_number(each):
                 encoded[each.name] = chosen + _lowest(each)
