@@ -267,6 +267,7 @@ class ModelFile(_LayerFile):
     simulators: Annotated[
         dict[Name, Repository], Field(default_factory=dict, exclude=True)
     ]  # by another simulator, what it calls it
+    own_code: Annotated[bool, Field(strict=True, exclude=True)] = False  # its makers run its repository's own code
     groups: tuple[_GroupFile, ...] = ()  # one, of all layers
     order: tuple[Name, ...] = ()  # names of groups, repeated over the layers; one group after the other
 
@@ -355,6 +356,7 @@ class ModelFile(_LayerFile):
                 self.measured_drafts,
                 self.layernorm_sp,
                 self.simulators,
+                self.own_code,
             ),
         )
 

@@ -106,6 +106,7 @@ class Published:
         measured_drafts: Its drafts whose acceptance is measured; that of others is known less well.
         layernorm_sp: Engines that can split its norms over tokens in prefill.
         simulators: What other simulators call it.
+        own_code: Whether its makers start engines with its repository's own code (--trust-remote-code).
     """
 
     context_tokens: int | None = None
@@ -115,6 +116,7 @@ class Published:
     measured_drafts: Literal["mtp", "eagle3"] | None = None
     layernorm_sp: tuple[str, ...] = ()
     simulators: Mapping[str, str] = field(default_factory=dict[str, str])
+    own_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)

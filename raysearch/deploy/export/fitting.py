@@ -69,6 +69,7 @@ def fitted(
     adapted = adapt(there, engine)
     dropped, notes = list(adapted.dropped), [*_moved(deployment, there, engine), *adapted.notes]
     weights = Path(str(adapted.deployment.served_model))
+    notes += _own_code(adapted.deployment)
     notes += too_long(deployment.stated_longest, deployment.workload.model, weights)
     if dropped:
         before, after = _wished(there), _wished(adapted.deployment)
@@ -89,6 +90,16 @@ def fitted(
     cost = f"in its place: {degrees_text(best.strategy)}; {_cost(_wished(adapted.deployment), best)}"
     there = replace(adapted.deployment, strategy=best.strategy)
     return Fitted(there, (*not_offered, *dropped, *refused, cost), tuple(notes), _broken(best))
+
+
+def _own_code(deployment: Deployment) -> Iterator[str]:
+    """That a repository's own code may be needed, which no export runs unasked."""
+    published = deployment.workload.model.published
+    if published.own_code and deployment.served_model in published.repositories.values():
+        yield (
+            f"{deployment.served_model}: its makers run its own code (--trust-remote-code); newer engines may have it "
+            "built in, so that is left to you"
+        )
 
 
 def not_configurable(deployment: Deployment, engine: EngineRules | None) -> tuple[str, ...]:

@@ -511,3 +511,13 @@ def test_an_unknown_target_is_reported_with_a_suggestion() -> None:
     with pytest.raises(ValueError, match="registered already"):
         register_exporter("vllm", "", "a:b")
     assert set(ENGINES) <= set(exporter_names())
+
+
+@pytest.mark.parametrize(("model", "own"), [("kimi_k2_5", True), ("deepseek_v3", False)])
+def test_an_export_says_that_a_repository_s_own_code_may_be_needed(model: str, own: bool) -> None:
+    workload = served(model, "vllm", gpus=8)
+    strategy = some_strategies("vllm", workload, 1)[0]
+    found = exporter("vllm")(Deployment(workload, strategy, repository(workload)))
+    assert any("--trust-remote-code" in note for note in found.notes) == own
+    elsewhere = exporter("vllm")(Deployment(workload, strategy, "/weights"))  # whose code is its user's
+    assert not any("--trust-remote-code" in note for note in elsewhere.notes)
