@@ -114,7 +114,7 @@ def tune_live(
             candidates = candidates_of(space_of(workload), progress)
         if not len(candidates):
             raise InputError(
-                f"no strategy of {workload.name} fits into the memory of its GPUs: see `raysearch optimum`"
+                f"no strategy of {workload.name} fits into memory and may keep the limits: see `raysearch optimum`"
             )
         folder = Folder(path, candidates, settings)
         seen = folder.resume() if resume else folder.begin()
