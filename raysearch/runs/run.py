@@ -21,7 +21,6 @@ from envs.strategy_env import SimulatorFailure, StrategyEnv, failure_text
 from raysearch.base.errors import InputError, RunFailed
 from raysearch.base.file_io import read_record, strategy_dict, write_record
 from raysearch.base.version import __version__
-from raysearch.runs.believed import believed_best
 from raysearch.runs.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 from raysearch.runs.in_flight import CallsInFlight, recorded_order
 from raysearch.runs.records import HEAD_FILE, SUMMARY_FILE, RunSpec, RunSummary, renamed_fields, run_name
@@ -231,6 +230,8 @@ class SearchRun:
         written = {**self.summary(), **scores, "wall_s": self._wall_s, "metrics": metrics}
         written["improvements"] = self._improvements
         if noise := declared_noise(self.spec.simulator):
+            from raysearch.runs.believed import believed_best  # it needs scipy, most runs do not
+
             written |= {"noise": noise, **believed_best(self._space, read_rows(self.out_dir), noise)}
         else:
             written["answers_differ"] = self._simulator.asked_twice(self.workload)
