@@ -1,12 +1,12 @@
 """How often the deployment that would be picked under a TPOT misses it in measured runs, at several confidences.
 
-    python benchmarks/confident_picks.py h100_sxm=DIR h200_sxm=DIR ... [--tpot-ms 15 20 30 50]
+    python benchmarks/confident_picks.py h100_sxm=DIR h200_sxm=DIR ... [--tpot-ms 15 20 30 50] [--margin 0.05]
 
 The measured runs of one model, engine and lengths on a machine are the strategies to choose from. Of those whose
 predicted time per token stays below the SLO with the confidence, as `recommend` asks, the one with the most predicted
 tokens/s/GPU is picked; it misses where the measured time is above. Beside it, the measured tokens/s/GPU of picks that
 keep the SLO over those of the best measured run that does. A group counts where some run keeps the SLO and some does
-not.
+not. With a margin, the predicted time and this share of it stay below the SLO, whatever the confidence.
 """
 
 from __future__ import annotations
@@ -31,19 +31,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("machines", nargs="+", help="MACHINE=DIR, a folder with endtoend_ttft_tpot.csv or runs.csv")
     parser.add_argument("--tpot-ms", type=float, nargs="+", default=(15.0, 20.0, 30.0, 50.0))
+    parser.add_argument("--margin", type=float, help="the share of the predicted time, in place of a confidence")
     asked = parser.parse_args()
+    rules = [f"at {each:g}" for each in CONFIDENCES]
+    if asked.margin is not None:
+        rules = ["with margin"]
     rows = [
-        {"machine": machine, "confidence": f"{confidence:g}"} | figures
+        {"machine": machine, "rule": rule} | figures
         for machine, _, folder in (each.partition("=") for each in asked.machines)
-        for found in [priced_runs(Path(folder), machine)]
-        for confidence in CONFIDENCES
-        if (figures := picks(found, confidence, asked.tpot_ms))
+        for found in [priced_runs(Path(folder), machine, asked.margin or 0.0)]
+        for rule in rules
+        if (figures := picks(found, rule, asked.tpot_ms))
     ]
     print(pd.DataFrame(rows).to_string(index=False, float_format=lambda value: f"{value:.3f}"))
 
 
-def priced_runs(directory: Path, hardware: str) -> pd.DataFrame:
-    """Of each aggregated run of a machine: measured and predicted time per token at each confidence, and throughput."""
+def priced_runs(directory: Path, hardware: str, margin: float) -> pd.DataFrame:
+    """Of each aggregated run of a machine: measured and predicted times per token by each rule, and throughput."""
     calibration = load_calibrated(hardware, None)
     machine, frame = load_machine(hardware, calibration), read_serving_runs(directory, hardware)
     if frame is None:
@@ -62,11 +66,12 @@ def priced_runs(directory: Path, hardware: str) -> pd.DataFrame:
             own = {"group": group, "measured_s": tpot_s, "per_gpu": each.tokens_per_s_per_gpu}
             # What the run gave a GPU falls as its tokens took longer than predicted.
             own["measured_per_gpu"] = each.tokens_per_s_per_gpu * each.tpot_s / tpot_s
+            own["with margin"] = each.tpot_s * (1 + margin)
             found.append(own | {f"at {probability:g}": each.tpot_at_s(probability) for probability in CONFIDENCES})
     return pd.DataFrame(found)
 
 
-def picks(found: pd.DataFrame, confidence: float, tpots_ms: list[float]) -> dict[str, float]:
+def picks(found: pd.DataFrame, rule: str, tpots_ms: list[float]) -> dict[str, float]:
     """Picks, how many of them miss, how many groups have none, and what the others reach; empty without a group."""
     picked, missed, none, reached = 0, 0, 0, list[float]()
     for limit_s in (each / 1e3 for each in tpots_ms):
@@ -74,7 +79,7 @@ def picks(found: pd.DataFrame, confidence: float, tpots_ms: list[float]) -> dict
             keeps = group["measured_s"] <= limit_s
             if keeps.all() or not keeps.any():
                 continue
-            kept = group[group[f"at {confidence:g}"] <= limit_s]
+            kept = group[group[rule] <= limit_s]
             if kept.empty:
                 none += 1
                 continue
