@@ -245,7 +245,7 @@ def test_every_shipped_model_is_searched(name: str) -> None:
     [(name, "own" if len(load_model(name).groups) > 1 else "shared") for name in list_names("models")],
 )
 def test_every_shipped_model_is_searched_in_the_extended_space_too(name: str, groups: GroupChoices) -> None:
-    question = question_about(name, phase="serve", isl=1024, osl=256, gpus=64)
+    question = question_about(name, phase="serve", isl=1024, osl=256, gpus=64, tpot_ms=0, ttft_ms=0)
     workload = dataclasses.replace(question.load(), space="extended", groups=groups)
     whole, rng = space_of(workload), np.random.default_rng(0)
     drawn = evaluate_many(workload, [whole.sample(rng) for _ in range(6)])
