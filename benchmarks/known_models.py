@@ -37,6 +37,9 @@ def main() -> None:
         return
     for path in options.paths or [_bundled()]:
         known, refused = _entries(path) if path.suffix in (".yaml", ".yml") else _configurations(path)
+        if not known and not refused:
+            print(f"{path}: expected files called *config.json, found none: name others one by one")
+            continue
         print(f"{path.name}: {known} of {known + len(refused)}")
         for line in refused:
             print(f"  {line}")

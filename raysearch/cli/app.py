@@ -143,6 +143,10 @@ _RENAMED = {
     "--check": "`raysearch verify FILE`, which needs no other option",
     "--command": "--benchmark",
     "--data": "the folder's name alone: `raysearch calibrate DIR`, `raysearch validate DIR`",
+    "--from-aiconfigurator": "the argument itself: `raysearch calibrate WHEEL --set system=b200_sxm`",
+    "--from-aiter": "the argument itself: `raysearch calibrate aiter/configs --set system=gfx950`",
+    "--from-inferencex": "the argument itself: `raysearch calibrate results.json --set runs`",
+    "--held-out": "`raysearch validate DIR --set held_out`; `calibrate` always prints held-out errors",
     "--max-gpus": "--gpus",
     "--max-measurements": "--budget",
     "--moe-ep": "--ep",
@@ -150,7 +154,7 @@ _RENAMED = {
     "--plots": "--out DIR",
     "--svg": "--out FILE",
 }
-"""What took the place of options that are gone; those that became settings are found by their names."""
+"""What took the place of options that are gone or looked for; those that became settings are found by their names."""
 
 
 def _moved(error: Any) -> str | None:

@@ -156,7 +156,7 @@ class _LayerFile(FileSchema):
             return mixers.CompressedAttention(heads, head_dim, **compressed.model_dump(), indexer=indexer)
         kv_heads = _given("kv_heads", self.kv_heads)
         if heads % kv_heads:
-            raise ValueError(f"kv_heads ({kv_heads}) must divide heads ({heads})")
+            raise ValueError(f"kv_heads (num_key_value_heads, {kv_heads}) must divide heads ({heads})")
         if self.chunked and not self.window:
             raise ValueError("chunked needs window, the tokens of a chunk")
         return mixers.GroupedAttention(

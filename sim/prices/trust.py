@@ -124,7 +124,13 @@ def step_interval(hardware: Hardware, engine: str | None, model: str, *, moe: bo
         widths, because = runs.measured, ""
     else:
         widths, because = runs.unmeasured, f"no serving run of {model} under {engine} was measured"
-        if model in _under(runs.elsewhere, engine):
+        family = engine.partition("<")[0]
+        others = [
+            each for each in sorted(runs.models) if each.partition("<")[0] == family and model in runs.models[each]
+        ]
+        if others:
+            because += f", only under {', '.join(others)}"
+        elif model in _under(runs.elsewhere, engine):
             because += f" on {hardware.name}, so its engine times are those of its runs on others"
     serving = partial(widths.at, moe=moe)
     if curves is None or not (curves.other_machine and curves.calibration.carries_serving):

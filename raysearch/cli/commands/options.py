@@ -151,7 +151,13 @@ BudgetOption = Annotated[
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue what is unfinished in --out.")]
 MachineOption = Annotated[str, typer.Option(help=QUESTION_FIELDS["hardware"].help)]
 MeasurementsArgument = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Folder with CSV files of measurements.", callback=at_home)
+    Path,
+    typer.Argument(
+        metavar="PATH",
+        help="Folder with CSV files of measurements, or JSON of InferenceX's results; with --set system also "
+        "AIConfigurator's wheel or folder, or a folder of ROCm/aiter's tuned tables.",
+        callback=at_home,
+    ),
 ]
 SYSTEM_HELP = (
     "PATH is a public database: read this machine of AIConfigurator's wheel or folder (b200_sxm), newest versions "

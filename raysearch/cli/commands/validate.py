@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         PartErrors,
         ServingErrors,
     )
+    from sim.json_object import JsonFields
     from sim.prices.calibration import Calibration
 
 KERNEL_FAMILIES: Mapping[str, str] = {
@@ -116,7 +117,7 @@ def validate(
     if as_json:
         print_json(result)
     else:
-        _print(result)
+        _print(result, "" if held_out else _in_sample(loaded.data.get("serving", {})))
 
 
 def _comparisons(
@@ -136,7 +137,7 @@ def _comparisons(
     }
 
 
-def _print(result: Mapping[str, FamilyErrors]) -> None:
+def _print(result: Mapping[str, FamilyErrors], in_sample: str) -> None:
     from raysearch.base.rich_tables import plain_table, printer
 
     columns = ("family", "rows", "mean", "median", "p90", "bias", "rank", "in 90 %", "bare roofline")
@@ -154,11 +155,31 @@ def _print(result: Mapping[str, FamilyErrors]) -> None:
     serving = result["endtoend_ttft_tpot"]
     if serving["rows"] or serving.get("disagg", {}).get("rows"):
         console.print(_serving_lines(cast("ServingErrors", serving)))
+    if serving["rows"] and in_sample:
+        console.print(in_sample)
     for line in _lines(result):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for family in result.values():
         if "picture" in family:
             console.print(f"wrote {family['picture']}")
+
+
+def _in_sample(serving: JsonFields) -> str:
+    """That a machine's engine times have seen such runs, and what they err by where they have not; "" if none has."""
+    from raysearch.fidelity.calibration.pooled_fit import JUDGED_BY
+
+    if not serving.get("mape"):
+        return ""
+    errors = f"mean error {serving['mape']:.1%}, median {serving['median_ape']:.1%}"
+    where = "with their workload held out, of models that ran at other lengths, too"
+    if "fitted together" not in serving["source"]:
+        where = "with their workload held out"
+    elif serving["rows"] < JUDGED_BY:
+        where = "of machines with more runs, each held out whole, as this one has few"
+    return (
+        f"serving: engines' times were fitted to such runs ({serving['rows']:,} of this machine); {where}: {errors} "
+        "(docs/evidence/fidelity.md)"
+    )
 
 
 def _lines(result: Mapping[str, FamilyErrors]) -> Iterator[str]:

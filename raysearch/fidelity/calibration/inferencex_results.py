@@ -102,10 +102,30 @@ def number(fields: JsonFields, name: str) -> float | None:
     value = fields.get(name)
     if value in (None, ""):
         return None
-    found = float(value) if isinstance(value, float | str) else float(whole_number(value, least=0))
+    try:
+        found = float(value) if isinstance(value, float | str) else float(whole_number(value, least=0))
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: expected a number, got {value!r:.40}") from None
     if math.isinf(found):
         raise ValueError(f"{name}: expected a finite number, got {value!r:.40}")
     return None if math.isnan(found) else found
+
+
+def said_of(error: Exception) -> str:
+    """What is wrong with a record, without the exception's name."""
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]!r:.80}"
+    if isinstance(error, ValueError):
+        return f"{error}"[:200]
+    return "one of its values is no table, list or number where such is expected"
+
+
+def whole_of(fields: JsonFields, name: str, *, least: int = 1) -> int:
+    """A field's whole number. Raises: KeyError, ValueError: It is missing, or none that can be."""
+    try:
+        return whole_number(fields[name], least=least)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: expected a number from {least} to {_MOST:,}, got {fields[name]!r:.40}") from None
 
 
 def whole_number(value: object, *, least: int = 1) -> int:
@@ -135,7 +155,7 @@ def serving_frame(path: Path) -> pd.DataFrame:
         try:
             rows.append(published_row(fields, engine, machine, line))
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path}: run {line} is none of InferenceX: {error!r}") from error
+            raise InputError(f"{path}: run {line} is none of InferenceX: {said_of(error)}") from error
     rows = [row for row in rows if row["silicon_tpot_ms"]]
     if not rows:
         raise InputError(f"{path}: no aggregated run of vLLM, SGLang or TensorRT-LLM with a time per token")
@@ -168,12 +188,12 @@ def published_row(fields: JsonObject, engine: str, machine: str, line: int) -> J
         "model_path": model,
         "mode": "agg",
         "gemm_quant_mode": _FORMATS.get(precision, four_bits),
-        "isl": whole_number(fields["isl"]),
-        "osl": whole_number(fields["osl"]),
+        "isl": whole_of(fields, "isl"),
+        "osl": whole_of(fields, "osl"),
         "silicon_ttft_ms": 1e3 * (number(fields, "mean_ttft") or float("nan")),
         "silicon_tpot_ms": tpot_s * 1e3,
         **{f"{name}_ms": 1e3 * (number(fields, name) or float("nan")) for name in _PERCENTILES},
-        "concurrency": whole_number(fields["conc"]),
+        "concurrency": whole_of(fields, "conc"),
         "batch_size": float("nan"),
         "tp_size": gpus // dp,
         "attention_dp_size": dp,

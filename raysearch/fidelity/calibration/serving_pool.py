@@ -90,11 +90,14 @@ def measured_runs(folders: Sequence[tuple[Path, str]], machine: Callable[[str], 
     systems: list[str] = []
     parts: list[tuple[Steps, Floats]] = []
     in_pools = set[int]()
+    refused: list[str] = []
     for folder, name in folders:
         frame = read_serving_runs(folder, name)
         if frame is None:
+            refused.append(f"{folder}: expected endtoend_ttft_tpot.csv or runs.csv in a folder, or InferenceX's JSON")
             continue
         found = agg_runs(frame)
+        refused += [f"{folder}: {why} ({', '.join(ids[:_SHOWN])})" for why, ids in found.skipped.items()]
         for some, measured in (
             (found.runs, numbers_of(found.rows, "silicon_tpot_ms") / 1e3),
             decode_workers(pd.DataFrame(frame[frame["mode"] != "agg"])),
@@ -107,7 +110,8 @@ def measured_runs(folders: Sequence[tuple[Path, str]], machine: Callable[[str], 
             systems += [name] * len(some)
             parts.append((steps_of(some, machine(name)), measured))
     if len(in_pools) == len(runs):
-        raise InputError("no serving run can be priced: expected endtoend_ttft_tpot.csv or runs.csv in a folder")
+        none = "none is aggregated and on " + ", ".join(dict.fromkeys(name for _, name in folders))
+        raise InputError(f"no serving run can be priced: {'; '.join(refused[:_SHOWN]) or none}")
     steps, measured_s = _joined([each for each, _ in parts]), np.concatenate([each for _, each in parts])
     weights = (told_once(systems, runs, measured_s) & fitted_to(runs) & steps.priced).astype(float)
     cells = [
@@ -238,6 +242,7 @@ def pooled_serving(measured: MeasuredRuns, system: str) -> JsonObject:
 _BETWEEN, _WITHIN = 0.15, 0.1
 """Spread of log errors between models of an engine on a machine that no fit has seen, and of a model's own runs.
 [fitted: H200 and B200, each held out: five runs of an engine and a model take 15 and 17 % to 9 and 13 %]"""
+_SHOWN = 5
 _SCALED = ("step_s", "layer_s", "sequence_s", "kernel_factor")
 
 

@@ -18,7 +18,14 @@ import yaml
 
 from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration.deployments import Skipped
-from raysearch.fidelity.calibration.inferencex_results import ENGINES, drafts_of, machine_named, whole_number
+from raysearch.fidelity.calibration.inferencex_results import (
+    ENGINES,
+    drafts_of,
+    machine_named,
+    said_of,
+    whole_number,
+    whole_of,
+)
 from sim.config.reading import MOST_VALUES, Unreadable, read_bytes
 from sim.json_object import JsonObject
 
@@ -173,7 +180,7 @@ def announced(name: str, entry: JsonObject, path: Path) -> Iterator[Announced | 
                 raise ValueError(f"it has more than {_MOST_POINTS:,} points")
             yield point
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path}: entry {name!r:.80} is no configuration of a benchmark: {error!r:.200}") from error
+        raise InputError(f"{path}: entry {name!r:.80} is no configuration of a benchmark: {said_of(error)}") from error
 
 
 def _announced(name: str, entry: JsonObject) -> Iterator[Announced | Skipped]:
@@ -204,8 +211,8 @@ def _announced(name: str, entry: JsonObject) -> Iterator[Announced | Skipped]:
                         framework,
                         str(entry["precision"]),
                         str(entry["image"]),
-                        whole_number(scenario["isl"]),
-                        whole_number(scenario["osl"]),
+                        whole_of(scenario, "isl"),
+                        whole_of(scenario, "osl"),
                         drafts,
                         requests,
                         decode,
@@ -216,20 +223,20 @@ def _announced(name: str, entry: JsonObject) -> Iterator[Announced | Skipped]:
 def _requests(layout: JsonObject) -> list[int]:
     if "conc-list" in layout:
         return [whole_number(each) for each in layout["conc-list"]]
-    low, high = whole_number(layout["conc-start"]), whole_number(layout["conc-end"])
+    low, high = whole_of(layout, "conc-start"), whole_of(layout, "conc-end")
     if low > high:
         raise ValueError(f"conc-start {low} and conc-end {high} are no range")
     return [low << power for power in range((high // low).bit_length())]
 
 
 def _workers(layout: JsonObject) -> tuple[Worker, Worker | None]:
-    if "decode" in layout and whole_number(layout["decode"]["num-worker"], least=0):
+    if "decode" in layout and whole_of(layout["decode"], "num-worker", least=0):
         return _worker(layout["decode"]), _worker(layout["prefill"])
     return _worker(layout.get("prefill", layout)), None
 
 
 def _worker(stated: JsonObject) -> Worker:
-    gpus = whole_number(stated["tp"])
+    gpus = whole_of(stated, "tp")
     dp = gpus if stated.get("dp-attn") else 1
     return Worker(
         whole_number(stated.get("num-worker", 1)),

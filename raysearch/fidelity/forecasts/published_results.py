@@ -13,7 +13,9 @@ from raysearch.fidelity.calibration.inferencex_results import (
     machine_named,
     number,
     published_records,
+    said_of,
     whole_number,
+    whole_of,
 )
 from raysearch.fidelity.forecasts.announced_deployments import SHORT_NAMES
 from sim.json_object import JsonObject
@@ -69,7 +71,7 @@ def read_results(path: Path) -> list[PublishedResult]:
         try:
             result = _result(record)
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path}: run {line} is none of InferenceX: {error!r}") from error
+            raise InputError(f"{path}: run {line} is none of InferenceX: {said_of(error)}") from error
         if result and (result.key not in latest or latest[result.key].date <= result.date):
             latest[result.key] = result
     if not latest:
@@ -100,9 +102,9 @@ def _result(fields: JsonObject) -> PublishedResult | None:
         str(fields["framework"]),
         str(fields["precision"]),
         str(fields.get("spec_method") or "none") != "none",
-        whole_number(fields["isl"]),
-        whole_number(fields["osl"]),
-        whole_number(fields["conc"]),
+        whole_of(fields, "isl"),
+        whole_of(fields, "osl"),
+        whole_of(fields, "conc"),
         disagg,
         (count, gpus, ep, dp),
     )

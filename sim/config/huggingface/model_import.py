@@ -12,13 +12,15 @@ from sim.config.huggingface.keys import CannotImport, Keys
 from sim.config.huggingface.parts import ImportedLayer
 from sim.config.huggingface.quantisation import Formats, formats_of
 from sim.json_object import JsonFields, JsonObject
-from sim.near_names import did_you_mean
+from sim.near_names import nearest_name
 
 _TIED = (
     "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified_text", "vaultgemma", "cohere",
     "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "granite_swa", "minicpm3", "smollm3", "starcoder2", "youtu",
 )  # fmt: skip
 """Families that share embedding and LM head unless they say otherwise."""
+_WIDESPREAD = ("llama", "mixtral", "qwen3", "qwen3_moe", "deepseek_v3", "glm4_moe", "gpt_oss", "gemma3")
+_ALIKE = 0.7
 _MIXES_STREAMS = ("deepseek_v4", "deepseek_ref", "kimi_linear", "hy_v4")
 """Families with hyper-connections or attention residuals."""
 
@@ -108,7 +110,7 @@ def import_model(
 def _family(whole: Keys, text: Keys, read_as: str) -> str:
     if read_as:
         if read_as not in IMPORTED_FAMILIES:
-            raise CannotImport(f"no family {read_as!r} to read it as: {did_you_mean(read_as, IMPORTED_FAMILIES)}")
+            raise CannotImport(f"no family {read_as!r} to read it as: {_like(read_as)}")
         return read_as
     names = [name for name in (text.text("model_type"), whole.text("model_type")) if name]
     names += [BY_ARCHITECTURE[name] for name in whole.texts("architectures") if name in BY_ARCHITECTURE]
@@ -120,8 +122,15 @@ def _family(whole: Keys, text: Keys, read_as: str) -> str:
             raise CannotImport(f"model_type {name!r} has {REFUSED[name]}, which no model file can say")
     if not names:
         raise CannotImport("it names no model_type, so it is no configuration of a Hugging Face model")
-    near = did_you_mean(names[0], IMPORTED_FAMILIES)
-    raise CannotImport(f"unknown model_type {names[0]!r}: {near}; --as reads it as a family that is known")
+    raise CannotImport(f"unknown model_type {names[0]!r}: {_like(names[0])}; --as reads it as a family that is known")
+
+
+def _like(name: str) -> str:
+    """A family that is called alike, or some of them."""
+    some = ", ".join(name for name in _WIDESPREAD if name in IMPORTED_FAMILIES)
+    return (
+        nearest_name(name, IMPORTED_FAMILIES, least=_ALIKE) or f"known are {some} and {len(IMPORTED_FAMILIES)} in all"
+    )
 
 
 def _grouped(layers: list[ImportedLayer]) -> JsonObject:

@@ -80,6 +80,8 @@ def _format(keys_given: Keys, method: str) -> tuple[Dtype | None, str]:
         return "mxfp4", ""
     if method in ("awq", "gptq", "auto-round") and keys_given.whole("bits", "w_bit") == 4:
         return "int4", ""
+    if keys_given.flag("load_in_4bit", default=False):
+        return "int4", f"weights of {method or 'four bits'} to 4 bits, charged as int4"
     if algorithm in _MODELOPT:
         return _MODELOPT[algorithm], ""
     if algorithm == "MIXED_PRECISION":

@@ -96,6 +96,11 @@ def test_a_command_may_take_the_settings_of_others() -> None:
         ("study smoke --trust-code", "--trust-code is now --set trust_code"),
         ("optimum --check best.json", "--check is now `raysearch verify FILE`"),
         ("evaluate --max-gpus 8", "--max-gpus is now --gpus"),
+        (
+            "calibrate --from-aiter x",
+            "--from-aiter is now the argument itself: `raysearch calibrate aiter/configs --set ",
+        ),
+        ("calibrate x --system b200_sxm", "--system is now --set system=VALUE"),
     ],
 )
 def test_an_option_of_an_earlier_version_is_reported_with_its_new_form(

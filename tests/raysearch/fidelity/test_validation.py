@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raysearch.base.errors import InputError
-from raysearch.cli.commands.validate import KERNEL_FAMILIES, _print
+from raysearch.cli.commands.validate import KERNEL_FAMILIES, _in_sample, _print
 from raysearch.fidelity.calibration.deployments import (
     SWEPT,
     ServingRun,
@@ -366,9 +366,12 @@ def test_every_family_reports_its_figures_groups_and_nothing_but_numbers(
     assert result["endtoend"]["rows"] == 5
     assert result["endtoend"]["skipped"] == {"its parallelism is 'unknown'": ["line 4"]}
     capsys.readouterr()
-    _print(result)
+    stored = {"source": "runs.csv", "rows": 411, "mape": 0.079, "median_ape": 0.05}
+    _print(result, _in_sample(stored))
+    assert _in_sample({}) == ""
     table = capsys.readouterr().out
     for line in (
+        "serving: engines' times were fitted to such runs (411 of this machine)",
         "endtoend_ttft_tpot, 1 rows not predicted: unknown framework 'other' (framework)",
         "endtoend_ttft_tpot, 1 rows reinterpreted: nvfp4 weights of gpt_oss_120b read as published (oss)",
         "disaggregated runs, 1 rows not predicted: it states neither a decode_batch_size nor a concurrency (nothing)",

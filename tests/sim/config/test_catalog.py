@@ -270,7 +270,7 @@ def test_a_mistake_in_a_hardware_file_names_file_and_key(tmp_path: Path, old: st
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("kv_heads = 8", "kv_heads = 7", "kv_heads (7) must divide heads (48)"),
+        ("kv_heads = 8", "kv_heads = 7", "kv_heads (num_key_value_heads, 7) must divide heads (48)"),
         ("experts_per_token = 2", "experts_per_token = 9", "experts_per_token (9) exceeds experts (8)"),
         ("layers = 56", "layers = 0", "layers: "),
         ("layers = 56", "layers = 56.0", "layers: "),

@@ -799,6 +799,8 @@ def test_attention_is_spared_where_most_layers_spare_it_and_something_else_has_a
 
 
 def test_what_is_charged_in_the_place_of_an_unknown_format_is_stated() -> None:
+    four_bits = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    assert import_model(TINY | {"quantization_config": four_bits}, "odd").formats.weights == "int4"
     found = import_model(TINY | {"quantization_config": {"quant_method": "bitsandbytes"}}, "odd")
     assert found.formats.weights is None
     assert any("quantisation bitsandbytes: charged as fp8" in note for note in found.notes)

@@ -62,8 +62,12 @@ def test_what_is_of_another_machine_or_engine_or_of_two_kinds_of_workers_is_left
     assert [len(read_serving_runs(path, name)) for name in ("b200_sxm", "mi355x", "h200_sxm")] == [1, 1, 0]  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no aggregated run"):
         read_serving_runs(written(tmp_path, {"framework": "atom"}))
-    with pytest.raises(InputError, match="run 1 is none of InferenceX"):
+    with pytest.raises(
+        InputError, match=r"run 1 is none of InferenceX: conc: expected a number from 1 to .*, got None"
+    ):
         read_serving_runs(written(tmp_path, {"conc": None}))
+    with pytest.raises(InputError, match="run 1 is none of InferenceX: decode_tp: expected a number, got 'many'"):
+        read_serving_runs(written(tmp_path, {"decode_tp": "many"}))
     path.write_text("[1, ")
     with pytest.raises(InputError, match="cannot be read"):
         read_serving_runs(path)
