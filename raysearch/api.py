@@ -292,11 +292,12 @@ def replay(
     replicas: int | None = None,
     cv: float = 1.0,
     spread: float = 1.0,
+    length_cv: float = 0.0,
     cached: float = 0.0,
     router: str = "least_loaded",
     percentile: float = 99.0,
     requests: int = 2000,
-    seeds: int = 5,
+    seeds: int | None = None,
     progress: bool = False,
 ) -> ReplayResult:
     """Replays traffic on a deployment, event by event: latencies, goodput, and the load at which its limits break.
@@ -309,7 +310,7 @@ def replay(
         alternative: Which of a recommendation; 0 is the best.
         requests_per_s: Arrivals over all replicas; with a trace, the rate to which its times are scaled.
         concurrency: Concurrent requests instead, over all replicas; each is followed by the next once it is answered.
-        trace: A recorded trace instead.
+        trace: A recorded trace instead; a question without lengths is about its mean ones.
         tp: Of the strategy, as in `evaluate`.
         batch: Requests that run at once, at most.
         ep: As in `evaluate`.
@@ -322,11 +323,12 @@ def replay(
         replicas: Independent replicas; by default the folder's, else one.
         cv: Coefficient of variation of the gaps between arrivals; 1 is Poisson.
         spread: Lengths are uniform between this share of the question's and the whole.
-        cached: Share of each prompt that is in the prefix cache; a trace with hashes decides by these.
+        length_cv: Instead, lengths are log-normal with this coefficient of variation and the question's as their mean.
+        cached: Share of each prompt that is in the prefix cache; of a trace its hashes decide.
         router: "least_loaded", "round_robin" or "prefix".
         percentile: Percentile of the latencies that must be within the limits.
         requests: Requests per run.
-        seeds: Runs per figure.
+        seeds: Runs per figure; by default 5, and 1 of a trace, of which all are the same.
         progress: Whether to report progress on stderr.
 
     Raises:
@@ -341,13 +343,16 @@ def replay(
     from raysearch.answers.strategy_text import check_no_strategy, strategy_of
     from raysearch.base.errors import InputError
     from raysearch.base.progress import telling
+    from raysearch.deploy.replay.trace_files import with_lengths_of
 
+    traffic = TrafficOptions(requests_per_s, concurrency, trace, cv, spread, length_cv, cached, requests)
     if path is not None:
         check_no_strategy(Path(path), tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
-        deployed = deployed_in(Path(path), question, alternative)
+        deployed = deployed_in(Path(path), question, alternative, traffic.recorded)
     elif question is None or (tp is None and layout is None):
         raise InputError("expected path=, or a question with tp= or layout=")
     else:
+        question = with_lengths_of(question, traffic.recorded)
         workload = question.load()
         strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
         deployed = deployed_strategy(workload, strategy)
@@ -355,7 +360,7 @@ def replay(
         return ReplayResult.of(
             question,
             deployed,
-            TrafficOptions(requests_per_s, concurrency, trace, cv, spread, cached, requests),
+            traffic,
             replicas=replicas,
             router=router,
             percentile=percentile,

@@ -92,8 +92,7 @@ class RecommendationResult(Result):
             check_here()
         check_traffic(cv, percentile, trace, loaded=trace is not None or requests_per_s is not None)
         recorded = None if trace is None else read_trace(trace, requests)
-        if recorded is not None:
-            question = with_lengths_of(question, recorded)
+        question = with_lengths_of(question, recorded)
         traffic: dict[str, Any] = {"cv": cv, "percentile": percentile, "requests": requests, "trace": recorded}
         load = requests_per_s, concurrency, price
 

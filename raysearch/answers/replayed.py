@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,13 @@ from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFle
 from raysearch.deploy.replay.engine_commands import engine_command
 from raysearch.deploy.replay.replay_report import METRICS, ReplayReport, ReplaySetup, replay_dict, replayed_traffic
 from raysearch.deploy.replay.sent_traffic import SentTraffic
-from raysearch.deploy.replay.trace_files import read_trace, trace_file
+from raysearch.deploy.replay.trace_files import read_trace, trace_file, with_lengths_of
 from sim.config.question import Question
 from sim.json_object import JsonObject
 from sim.layouts import layout_of
 from sim.replay.drive import ROUTERS, RouterName
 from sim.replay.replica import Deployed
-from sim.replay.requests import Lengths
+from sim.replay.requests import Lengths, Requests
 from sim.serving.phases import SERVE, phase_of
 from sim.simulate import evaluate
 from sim.strategy import Strategy
@@ -41,7 +42,7 @@ MOST_REPLICAS = 1000
 """[assumed] As many as one router sees: for each request all of them are looked at."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrafficOptions:
     """What is sent, as options name it; see `raysearch.api.replay`."""
 
@@ -50,26 +51,34 @@ class TrafficOptions:
     trace: str | Path | None = None
     cv: float = 1.0
     spread: float = 1.0
+    length_cv: float = 0.0
     cached: float = 0.0
     requests: int = 2000
+
+    @cached_property
+    def recorded(self) -> Requests | None:
+        """The trace, once it is read. Raises: InputError: It cannot be read."""
+        path = trace_file(self.trace)
+        return None if path is None else read_trace(path, self.requests)
 
     def sent(self, workload: Workload) -> SentTraffic:
         """The traffic of a workload's lengths.
 
         Raises:
-            InputError: None or several of a rate, clients and a trace are given, or the trace cannot be read.
+            InputError: None or several of a rate, clients and a trace are given, or options that contradict these, or
+                the trace cannot be read.
         """
-        prompts, answers = workload.prompt_tokens, workload.output_tokens
-        path = trace_file(self.trace)
+        if self.length_cv and self.spread < 1:
+            raise InputError("lengths are log-normal or uniform: give --set length_cv or --set spread, not both")
         return SentTraffic(
-            Lengths(prompts, self.spread),
-            Lengths(answers, self.spread),
+            Lengths(workload.prompt_tokens, self.spread, self.length_cv),
+            Lengths(workload.output_tokens, self.spread, self.length_cv),
             self.requests,
             self.requests_per_s,
             self.cv,
             self.concurrency,
             self.cached,
-            None if path is None else read_trace(path, self.requests),
+            self.recorded,
         )
 
 
@@ -95,14 +104,18 @@ class ReplayResult(Result):
         replicas: int | None,
         router: str,
         percentile: float,
-        seeds: int,
+        seeds: int | None,
         progress: Callable[[str], None],
     ) -> ReplayResult:
         """Replays traffic; see `raysearch.api.replay`."""
         workload = deployed.workload
         if not phase_of(workload).mixes:
             raise InputError(f"--phase={workload.phase}: traffic can only be replayed in phase serve")
-        setup = ReplaySetup(workload, deployed.fleet(replicas, router), traffic.sent(workload), percentile, seeds)
+        sent = traffic.sent(workload)
+        if sent.trace is not None and seeds not in (None, 1):
+            raise InputError(f"--set seeds={seeds}: every run of a trace is the same: leave it out")
+        runs = seeds or (5 if sent.trace is None else 1)
+        setup = ReplaySetup(workload, deployed.fleet(replicas, router), sent, percentile, runs)
         return cls(deployed.question or question, replayed_traffic(setup, progress))
 
     @property
@@ -210,14 +223,18 @@ class DeployedStrategies:
         return AggregatedFleet(self.capped or Deployed.of(workload, strategy), copies, names[router])
 
 
-def deployed_in(path: Path, question: Question | None, alternative: int) -> DeployedStrategies:
+def deployed_in(
+    path: Path, question: Question | None, alternative: int, recorded: Requests | None = None
+) -> DeployedStrategies:
     """What an answer's folder or file says to run, or a file with a command that starts a server.
+
+    Such a command is for requests as long as a trace's on average, where the question says no lengths.
 
     Raises:
         InputError: It holds none.
     """
     if command := engine_command(path):
-        asked = command.asked(question or Question())
+        asked = command.asked(with_lengths_of(question or Question(), recorded))
         workload = asked.load()
         strategy, copies = command.strategy(workload)
         if command.unread:

@@ -36,6 +36,7 @@ BOUNDS: Mapping[str, NumberBounds] = {
         **_SIMULATED,
         "seeds": (1, 1000),
         "spread": (0.01, 1.0),
+        "length_cv": (0.0, 10.0),
         "cached": (0.0, 1.0),
         "replicas": (1, 1000),
         "alternative": (0, math.inf),

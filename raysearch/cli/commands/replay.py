@@ -37,6 +37,7 @@ from raysearch.cli.commands.strategy_options import (
     TpOption,
     VocabularyOption,
 )
+from raysearch.deploy.replay.trace_files import with_lengths_of
 from raysearch.processes.claim import check_folder
 from sim.config.question import Question
 
@@ -72,13 +73,17 @@ def replay_traffic(
         float,
         Setting("Lengths are uniform between this share of --isl and --osl and the whole.", least=0.01, most=1.0),
     ] = 1.0,
+    length_cv: Annotated[
+        float,
+        Setting("Coefficient of variation of log-normal lengths, of mean --isl and --osl.", least=0.0, most=10.0),
+    ] = 0.0,
     cached: Annotated[float, Setting("Share of each prompt that is in the prefix cache.", least=0.0, most=1.0)] = 0.0,
     router: Annotated[
         str, Setting("How requests are sent to replicas: least_loaded, round_robin or prefix.")
     ] = "least_loaded",
     percentile: PercentileOption = 99.0,
     requests: RequestsOption = 2000,
-    seeds: Annotated[int, Setting(SEEDS_HELP, least=1, most=1000)] = 5,
+    seeds: Annotated[int | None, Setting(SEEDS_HELP, "5, of a trace 1", least=1, most=1000)] = None,
     out: AnswerOutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -96,12 +101,14 @@ def replay_traffic(
       raysearch replay results/qwen --set trace=conversation_trace.jsonl --set router=prefix --out results/replay
     """  # noqa: E501
     check_folder(out, "replay.json")
+    traffic = TrafficOptions(requests_per_s, concurrency, trace, cv, spread, length_cv, cached, requests)
     if path is not None:
         check_no_strategy(path, tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
-        deployed = deployed_in(path, question, alternative)
+        deployed = deployed_in(path, question, alternative, traffic.recorded)
     elif question is None or (tp is None and layout is None):
         raise InputError("expected a folder or file to replay, or a workload with --tp or --layout")
     else:
+        question = with_lengths_of(question, traffic.recorded)
         workload = loaded(question)
         strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
         deployed = deployed_strategy(workload, strategy)
@@ -111,7 +118,7 @@ def replay_traffic(
         found = ReplayResult.of(
             question,
             deployed,
-            TrafficOptions(requests_per_s, concurrency, trace, cv, spread, cached, requests),
+            traffic,
             replicas=replicas,
             router=router,
             percentile=percentile,

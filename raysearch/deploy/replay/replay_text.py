@@ -15,7 +15,9 @@ from raysearch.base.rich_tables import plain_table
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet
 from raysearch.deploy.replay.replay_report import METRICS, ReplayReport
 from raysearch.deploy.replay.seed_estimates import AttainmentEstimate
+from raysearch.deploy.replay.trace_files import recorded_per_s
 from sim.layouts import layout_of
+from sim.replay.requests import Requests
 from sim.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -56,10 +58,16 @@ def _sent_line(report: ReplayReport) -> str:
     if sent.clients is not None:
         when = f"{sent.clients} clients, each with one request open"
     else:
-        recorded = " of a trace" if sent.trace is not None else f" at random (CV {sent.cv:g})"
+        recorded = f" of {_trace_text(sent.trace)}" if sent.trace is not None else f" at random (CV {sent.cv:g})"
         when = f"{rate_text(sent.rate_per_s)}{recorded}" if sent.rate_per_s else f"all at once{recorded}"
     count = len(report.first.sent_s)
-    return f"Sent: {when}; {count:,} requests in each of {setup.seeds} run{'s' if setup.seeds > 1 else ''}"
+    return f"Sent: {when}; {count:,} requests in {f'each of {setup.seeds} runs' if setup.seeds > 1 else 'one run'}"
+
+
+def _trace_text(trace: Requests) -> str:
+    span_s = float(trace.arrival_s[-1])
+    own = f", {rate_text(recorded_per_s(trace))}" if span_s else ""
+    return f"a trace ({len(trace):,} requests in {span_s:,.4g} s{own})"
 
 
 def _notes(report: ReplayReport) -> Iterator[str]:

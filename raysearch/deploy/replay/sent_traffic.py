@@ -23,7 +23,7 @@ class SentTraffic:
         requests_per_s: Mean rate of all replicas; of a trace, to which its times are stretched.
         cv: Coefficient of variation of the times between requests: 1 is a Poisson process, more comes in bursts.
         clients: Of all replicas, who send when they are answered, all from the start.
-        cached_share: Share of each prompt that is cached already; of a trace its blocks decide.
+        cached_share: Share of each prompt that is cached already; not of a trace, whose blocks decide.
         trace: Recorded requests.
         mix: Requests of several lengths, each as often as its share; None of one length.
     """
@@ -45,6 +45,17 @@ class SentTraffic:
             )
         if self.clients is None and self.requests_per_s is None and self.trace is None:
             raise InputError("expected the traffic: --requests-per-s, --concurrency, or --set trace")
+        if self.cv != 1.0 and (self.trace is not None or self.clients is not None):
+            raise InputError(f"--set cv={self.cv:g}: of requests that come at random, at a rate alone: leave it out")
+        if self.trace is not None:
+            for lengths in (self.prompts, self.answers):
+                if lengths.least_share < 1 or lengths.cv:
+                    name, value = ("length_cv", lengths.cv) if lengths.cv else ("spread", lengths.least_share)
+                    raise InputError(f"--set {name}={value:g}: a trace has lengths of its own: leave it out")
+            if self.cached_share:
+                raise InputError(
+                    f"--set cached={self.cached_share:g}: a trace's hashes say what is cached: leave it out"
+                )
         check_rate(self.requests_per_s)
         if self.requests_per_s is not None and self.trace is not None and not self.trace.arrival_s[-1]:
             raise InputError(

@@ -189,6 +189,55 @@ def test_what_cannot_be_sent_is_one_clear_error(options: dict[str, Any], expecte
         _found(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"cached": 0.5}, "cached=0.5: a trace's hashes say what is cached: leave it out"),
+        ({"cv": 3.0}, "cv=3: of requests that come at random"),
+        ({"spread": 0.5}, "spread=0.5: a trace has lengths of its own: leave it out"),
+        ({"length_cv": 0.5}, "length_cv=0.5: a trace has lengths of its own: leave it out"),
+        ({"seeds": 5}, "seeds=5: every run of a trace is the same: leave it out"),
+        ({"trace": None, "concurrency": 8, "cv": 3.0}, "cv=3: of requests that come at random"),
+        ({"trace": None, "requests_per_s": 2, "spread": 0.5, "length_cv": 1.0}, "give length_cv= or spread=, not both"),
+    ],
+)
+def test_options_that_contradict_the_traffic_are_refused(options: dict[str, Any], expected: str, trace: Path) -> None:
+    with pytest.raises(InputError) as error:
+        rs.replay(rs.question(**QUESTION), tp=1, batch=32, **{"trace": trace, **options})
+    assert expected in str(error.value)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Twenty requests in two seconds, on average of 600 tokens in and 30 out."""
+    path = tmp_path / "trace.csv"
+    rows = "".join(f"{at / 10},{400 + 400 * (at % 2)},{20 + 20 * (at % 2)}\n" for at in range(20))
+    path.write_text(f"Timestamp,Request tokens,Response tokens\n{rows}")
+    return path
+
+
+def test_a_trace_has_lengths_for_a_question_without_and_is_replayed_once(
+    trace: Path, tmp_path: Path, raysearch: Command
+) -> None:
+    found = rs.replay(rs.question(model="llama_3_1_8b"), tp=1, batch=32, trace=trace)
+    assert (found.report.setup.workload.prompt_tokens, found.report.setup.workload.output_tokens) == (600, 30)
+    assert len(found.report.runs) == 1
+    assert "10.00 requests/s of a trace (20 requests in 1.9 s, " in " ".join(str(found).split())
+    asked = ("--model", "llama_3_1_8b", "--tp", "1", "--batch", "32", "--set", f"trace={trace}", "--json")
+    done = raysearch("replay", *asked)
+    assert json.loads(done.stdout) == json.loads(json.dumps(found.to_dict()))
+    (tmp_path / "serve.sh").write_text("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-num-seqs 32\n")
+    served = rs.replay(path=tmp_path / "serve.sh", trace=trace).report.setup.workload
+    assert (served.prompt_tokens, served.output_tokens) == (600, 30)
+
+
+def test_lengths_may_be_log_normal() -> None:
+    sent = _found(requests_per_s=4, length_cv=1.0).report.setup.sent.draw(0)
+    for lengths, mean in ((sent.prompt_tokens, QUESTION["isl"]), (sent.output_tokens, QUESTION["osl"])):
+        assert lengths.mean() == pytest.approx(mean, rel=0.2)
+        assert lengths.std() == pytest.approx(mean, rel=0.5)
+
+
 def test_the_command_says_what_python_does(raysearch: Command, light: ReplayResult, tmp_path: Path) -> None:
     few = ["--set", "requests=150", "--set", "seeds=2", "--requests-per-s", "4", "--tp", "1", "--batch", "32"]
     done = raysearch("replay", *ASKED, *few, "--json", "--out", str(tmp_path / "out"))

@@ -60,17 +60,57 @@ def test_requests_that_failed_are_left_out(tmp_path: Path) -> None:
     assert len(read_trace(path, 1)) == 1
 
 
+def test_hashes_may_be_of_whole_blocks_alone_or_missing_and_counts_may_be_written_with_a_point(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_text(WHOLE.replace("[1, 2]", "[1]"))
+    assert read_trace(path, 100).blocks == [(1,)]
+    path.write_text(f"{PLAIN}\n{PLAIN}\n")
+    assert read_trace(path, 100).blocks is None
+    path.write_text("Timestamp,Request tokens,Response tokens\n0,0,0\n5,300.0,20\n")
+    assert read_trace(path, 100).prompt_tokens.tolist() == [300]
+
+
+def test_a_rate_that_no_trace_has_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read_trace(_mooncake(tmp_path / "t.jsonl", [(500 * at, 600, 5, [1, 2]) for at in range(40)]), 100)
+    assert not caplog.messages
+    read_trace(_mooncake(tmp_path / "t.jsonl", [(at // 2, 600, 5, [1, 2]) for at in range(40)]), 100)
+    (message,) = caplog.messages
+    assert "40 requests in 0.0195 s, 2,000 requests/s" in message
+    assert "Mooncake's column timestamp is in milliseconds" in message
+
+
+WHOLE = '{"timestamp": 1, "input_length": 1000, "output_length": 5, "hash_ids": [1, 2]}'
+PLAIN = '{"timestamp": 1, "input_length": 1000, "output_length": 5}'
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         ("", "empty"),
         ("a,b\n1,2\n", "no known trace: it has a, b"),
         ('{"timestamp": 1}\n', "no known trace"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,2\n", "line 2: cannot be read as a row of Azure"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,0,2\n", "line 2: expected a prompt"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,2\n",
+            "line 2: TIMESTAMP: expected a date .*, got 'now'",
+        ),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,0,2\n",
+            "line 2: .* prompt .* delete the line",
+        ),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,9\n", "line 2: 2 cells, the header has 3"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "holds no request, its header alone"),
+        ("Timestamp,Request tokens,Response tokens\n1,2.5,3\n", "line 2: Request tokens: .* whole .*, got 2.5"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,3,0\n", "no request with an answer"),
         ("Timestamp,Request tokens,Response tokens\ninf,1,2\n", "line 2: expected a time"),
-        ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": "x"}\n', "line 1: cannot be read"),
+        (
+            '{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": "x"}\n',
+            "line 1: hash_ids: .* 'x'",
+        ),
+        ('{"timestamp": true, "input_length": 5, "output_length": 5}\n', "line 1: timestamp: .* number, got True"),
+        ('{"timestamp": 1, "input_length": 5}\n', "no known trace"),
+        (f"{WHOLE}\n{PLAIN}\n", "line 2: expected hash_ids of all requests or of none"),
+        (f'{PLAIN}\n{{"timestamp": 1}}\n', "line 2: expected the column 'input_length' of Mooncake"),
+        (WHOLE.replace("[1, 2]", "[1, 2, 3]"), "line 1: hash_ids: expected 2 hashes, of 1,000 tokens .* 512, got 3"),
         ("{[}\n", "line 1"),
         (b"TIMESTAMP,ContextTokens,GeneratedTokens\n\xff,1,2\n", "line 2: expected text in UTF-8"),
         ("Timestamp,Request tokens,Response tokens\n1\r2,3,4\n", "line 2: cannot be read as CSV: new-line"),
@@ -95,7 +135,7 @@ def test_a_missing_trace_is_one_clear_error(tmp_path: Path) -> None:
 
 HASHED = {"timestamp": 2, "input_length": 40, "output_length": 3, "hash_ids": [7, 8, 9]}
 LINES = {
-    "Mooncake": [HASHED, HASHED | {"timestamp": 5}],
+    "Mooncake": [HASHED | {"hash_ids": [7]}, HASHED | {"hash_ids": [7], "timestamp": 5}],
     "Bailian": [HASHED | {"chat_id": 1}, HASHED | {"chat_id": 2}],
     "Azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n",
     "BurstGPT": "Timestamp,Request tokens,Response tokens\n5,472,18\n46,100,20\n",
