@@ -203,6 +203,9 @@ def write_tables(database: Path, system: str, folder: Path) -> list[str]:
             raise InputError(f"{database} has more than {_MOST_CELLS_TOGETHER:,} cells of {system!r}")
     if not found and system in systems:
         raise InputError(f"{database} has no table of {system!r} whose columns are known")
+    if not systems:
+        where = "data/SYSTEM/ENGINE/VERSION/*.parquet, as in AIConfigurator's wheel"
+        raise InputError(f"{database} has no tables of any machine: expected {where}, or CSV files of ROCm/aiter")
     if not found:
         raise InputError(f"{database} has no tables of {system!r} that are known: {did_you_mean(system, systems)}")
     notes: list[str] = []

@@ -72,7 +72,12 @@ def write_tuned_tables(folder_of_aiter: Path, chip: str, units: int, folder: Pat
             notes.append(f"{table}: {len(rows):,} shapes")
     if not notes:
         known = ", ".join(sorted(chips)[:_SHOWN_CHIPS]) or "none"
-        raise InputError(f"{folder_of_aiter} has no row of {chip} with {units} compute units: it has {known}")
+        if f"{brief(chip)} of {units} units" in chips:
+            why = "has a shape, a format and a time that we know"
+            raise InputError(f"{folder_of_aiter}: none of its rows of {chip} with {units} compute units {why}")
+        raise InputError(
+            f"{folder_of_aiter} has no row of {chip} with {units} compute units, as --hardware has: it has {known}"
+        )
     return notes
 
 

@@ -203,6 +203,9 @@ def test_a_wheel_is_read_and_its_source_is_kept(raysearch, tmp_path: Path) -> No
 def test_an_unknown_machine_and_what_is_no_wheel_are_one_message(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no tables of 'b20_sxm' that are known: did you mean 'b200_sxm'"):
         write_tables(published(tmp_path / "files"), "b20_sxm", tmp_path)
+    (empty := tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no tables of any machine"):
+        write_tables(empty, "b200_sxm", tmp_path)
     (tmp_path / "some.whl").write_text("no archive", encoding="utf-8")
     with pytest.raises(InputError, match="expected a wheel or a folder of Parquet files"):
         write_tables(tmp_path / "some.whl", "b200_sxm", tmp_path)

@@ -53,6 +53,10 @@ def test_validate_reads_the_tuned_tables_of_a_chip(raysearch, tmp_path: Path) ->
     wrong = raysearch(*asked[:3], "mi300x", "--set", "system=gfx942")
     assert wrong.returncode == 2
     assert "has no row of gfx942 with 304 compute units" in wrong.stderr
+    (broken := tmp_path / "broken").mkdir()
+    pd.DataFrame([GEMM | {"M": 1, "N": 2, "K": "x", "us": 1.0}]).to_csv(broken / "a8w8_tuned_gemm.csv", index=False)
+    wrong = raysearch("validate", broken, *asked[2:])
+    assert "none of its rows of gfx950 with 256 compute units" in wrong.stderr
 
 
 def test_the_fastest_kernel_of_each_shape_of_a_chip_is_read_in_the_format_of_its_file(tmp_path: Path) -> None:
@@ -89,7 +93,9 @@ def test_broken_tables_are_refused_in_one_line_or_read(tmp_path: Path) -> None:
 
 def test_a_chip_that_no_row_is_of_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
     folder = published(tmp_path / "configs")
-    with pytest.raises(InputError, match=r"no row of gfx950 with 304 compute units: it has .*gfx950 of 256 units"):
+    with pytest.raises(
+        InputError, match=r"no row of gfx950 with 304 compute units, as --hardware has: it has .*gfx950 of 256 units"
+    ):
         write_tuned_tables(folder, "gfx950", 304, tmp_path)
     assert is_tuned(folder)
     assert not is_tuned(tmp_path / "nothing")
