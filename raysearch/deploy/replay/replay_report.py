@@ -29,8 +29,6 @@ STEP_ERRORS = tuple((part + 0.5) / 9 for part in range(9))
 """Probabilities of the step model's error whose steps are replayed: the middles of equally likely parts."""
 _HALVINGS = 7
 """Of the range in which the load is sought at which a service level breaks: within 1 %."""
-_DOUBLINGS = 6
-"""Of its upper end, as long as cached prompts are carried there."""
 Metric = Literal["ttft_s", "tpot_s", "itl_s", "latency_s"]
 METRICS: Mapping[Metric, str] = {
     "ttft_s": "time to the first token",
@@ -62,7 +60,7 @@ class ReplaySetup:
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """Of one run, requests after the warm-up alone.
+    """Of one run, latencies and shares of requests after the warm-up alone.
 
     Attributes:
         seconds: Of each metric: its mean and its percentiles, by name ("mean", "p50", ...).
@@ -73,8 +71,8 @@ class RunFigures:
         most_waiting: Requests that waited at once on one microbatch of a replica, at most.
         hit_share: Of the prompts' tokens, those found in a prefix cache.
         preempted: Requests computed anew, each time counted.
-        refused: That never fit.
-        holds: Whether the percentile of both latencies is within the limits.
+        refused: That never fit, those of the warm-up among them.
+        holds: Whether the percentile of both latencies is within the limits, and none was refused.
     """
 
     seconds: Mapping[Metric, Mapping[str, float]]
@@ -99,7 +97,9 @@ class ReplayReport:
         first: Of the first seed, every request and step.
         sure: Probabilities of the step model's error whose steps were replayed, ascending.
         kept: Whether the limits were kept with each.
-        breaks_at_per_s: The rate of all replicas up to which they hold; None of clients, and without limits.
+        breaks_at_per_s: The rate of all replicas up to which they hold in every run; None of clients, and without
+            limits.
+        most_per_s: The rate at which they serve at most, above which that is not sought; None where it is.
     """
 
     setup: ReplaySetup
@@ -107,7 +107,8 @@ class ReplayReport:
     first: Replayed
     sure: Sequence[float]
     kept: Sequence[bool]
-    breaks_at_per_s: float | None
+    breaks_at_per_s: float | None = None
+    most_per_s: float | None = None
 
     @property
     def probability(self) -> float | None:
@@ -161,11 +162,12 @@ def replayed_traffic(setup: ReplaySetup, progress: OnReplay = lambda _: None) ->
     sure = STEP_ERRORS if limited else ()
     progress("slower and faster steps")
     kept = [holds(setup, setup.fleet.at(each), turn % setup.seeds) for turn, each in enumerate(sure)]
-    report = ReplayReport(setup, runs, outcomes[0], sure, kept, None)
+    report = ReplayReport(setup, runs, outcomes[0], sure, kept)
     if not limited or setup.sent.rate_per_s is None:
         return report
     progress("the load at which it breaks")
-    return replace(report, breaks_at_per_s=_breaks_at(setup))
+    most_per_s = _most_per_s(setup)
+    return replace(report, breaks_at_per_s=_breaks_at(setup, most_per_s), most_per_s=most_per_s)
 
 
 def holds(setup: ReplaySetup, fleet: DeployedFleet, seed: int = 0) -> bool:
@@ -186,9 +188,9 @@ def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
     counted = np.full(len(outcome.sent_s), True) if clients else settled(outcome.sent_s)
     ttft_s, tpot_s, latency_s = (each[counted] for each in (outcome.ttft_s, outcome.tpot_s, outcome.latency_s))
     in_time = (ttft_s <= workload.ttft_limit_s) & ~(tpot_s > workload.tpot_limit_s)
-    refused = int(np.isnan(ttft_s).sum())
+    refused = int(np.isnan(outcome.done_s).sum())  # whenever it was sent
     share = float(in_time.mean()) if len(in_time) else 1.0
-    served_per_s = (len(outcome.sent_s) - refused) / outcome.end_s if outcome.end_s else 0.0
+    served_per_s = _served_per_s(outcome)
     each = sorted({*PERCENTILES, setup.percentile})
     seconds: dict[Metric, Mapping[str, float]] = {
         "ttft_s": _spread_of(ttft_s, each),
@@ -226,26 +228,35 @@ def _spread_of(values: Floats, percentiles: Sequence[float], counts: Floats | No
     return {"mean": float(np.average(values, weights=weights)), **found}
 
 
-def _breaks_at(setup: ReplaySetup) -> float:
-    """The highest rate at which the limits hold, by halving, on the same requests at other distances.
+def _breaks_at(setup: ReplaySetup, most_per_s: float) -> float:
+    """The highest rate at which the limits hold in every run, by halving, on the same requests at other distances.
 
-    Without cached prompts none is higher than the steady state's at its best, whatever a finite replay shows; with them
-    some may be.
+    None is higher than the most that is served, whatever a finite replay shows.
     """
 
     def carried(rate_per_s: float) -> bool:
-        return holds(replace(setup, sent=setup.sent.at(rate_per_s)), setup.fleet)
+        at_rate = replace(setup, sent=setup.sent.at(rate_per_s))
+        return all(holds(at_rate, setup.fleet, seed) for seed in range(setup.seeds))
 
-    most_per_s = setup.fleet.most_per_s(*setup.sent.mean_tokens)
     low, high = 0.0, 1.05 * most_per_s
-    for _ in range(_DOUBLINGS if setup.sent.cached else 0):
-        if not carried(high):
-            break
-        low, high = high, 2 * high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if carried(middle) else (low, middle)
-    return low if setup.sent.cached else min(low, most_per_s)
+    return min(low, most_per_s)
+
+
+def _most_per_s(setup: ReplaySetup) -> float:
+    """What is served at most: the steady state at its best, or more where prompts are cached and all come at once."""
+    steady_per_s = setup.fleet.most_per_s(*setup.sent.mean_tokens)
+    if not setup.sent.cached:
+        return steady_per_s
+    requests = setup.sent.draw(0)
+    flood = setup.fleet.replayed(replace(requests, arrival_s=np.zeros(len(requests))), None)
+    return max(steady_per_s, _served_per_s(flood))
+
+
+def _served_per_s(outcome: Replayed) -> float:
+    return float(np.isfinite(outcome.done_s).sum()) / outcome.end_s if outcome.end_s else 0.0
 
 
 def replay_dict(report: ReplayReport) -> JsonObject:
@@ -283,6 +294,7 @@ def replay_dict(report: ReplayReport) -> JsonObject:
         "step_factors": [[step_factor(each, part) for part in report.sure] for each in fleet.evaluations],
         "held": list(report.kept),
         "breaks_at_per_s": report.breaks_at_per_s,
+        "most_per_s": report.most_per_s,
         "bound_per_s": report.bound_per_s,
         "steady_state": {
             "tpot_s": tpot_s,

@@ -29,7 +29,7 @@ def replay_blocks(report: ReplayReport) -> Iterator[RenderableType]:
     """What `raysearch replay` prints."""
     setup = report.setup
     yield priced_text(setup.workload)
-    yield f"{_fleet_text(setup.fleet)}, {report.gpus} GPUs"
+    yield f"{_fleet_text(setup.fleet)}, {report.gpus} GPU{'s' if report.gpus > 1 else ''}"
     yield _sent_line(report)
     rows = [
         (words, *(_milliseconds(report.seconds_of(metric, name)) for name in report.names))
@@ -47,7 +47,7 @@ def replay_blocks(report: ReplayReport) -> Iterator[RenderableType]:
         for value in (lambda run: run.served_per_s, lambda run: run.goodput_per_s, lambda run: run.utilisation)
     )
     yield (
-        f"Served: {served.value:,.2f} requests/s, {good.value:,.2f} of them in time; "
+        f"Served: {rate_text(served.value)}, {rate_text(good.value)} of them in time; "
         f"replicas are busy {busy.value:.0%} of the time"
     )
     yield from _notes(report)
@@ -72,6 +72,7 @@ def _trace_text(trace: Requests) -> str:
 
 def _notes(report: ReplayReport) -> Iterator[str]:
     setup, workload = report.setup, report.setup.workload
+    refused = max(run.refused for run in report.runs)
     limits = [
         f"{name} {limit_s * 1e3:g} ms"
         for name, limit_s in (("TTFT", workload.ttft_slo_s), ("TPOT", workload.tpot_slo_s))
@@ -79,6 +80,7 @@ def _notes(report: ReplayReport) -> Iterator[str]:
     ]
     if limits and report.probability is not None:
         verdict = "met" if all(run.holds for run in report.runs) else "not met"
+        verdict += f" ({_refused_text(refused)})" if refused else ""
         yield (
             f"{' and '.join(limits)} at {percentile_text(setup.percentile)}: {verdict}; "
             f"probability {report.probability:.2f}, given the step model's error"
@@ -86,17 +88,26 @@ def _notes(report: ReplayReport) -> Iterator[str]:
         if text := first_token_limit_text(workload):
             yield text
     if report.breaks_at_per_s is not None:
-        yield (
-            f"Limits met up to {report.breaks_at_per_s:,.2f} requests/s; without queueing up to "
-            f"{report.bound_per_s:,.2f}"
-        )
+        yield f"{_breaks_text(report, refused)}; without queueing up to {rate_text(report.bound_per_s)}"
     first = report.runs[0]
     if first.hit_share:
         yield f"Prefix cache: {first.hit_share:.0%} of the prompt tokens found"
     if preempted := report.figure_of(lambda run: run.preempted).value:
         yield f"{preempted:,.0f} requests per run were preempted and recomputed: allow fewer at once"
-    if refused := max(run.refused for run in report.runs):
-        yield f"{refused:,} requests never fit in the KV cache and were refused"
+    if refused and not limits:
+        yield _refused_text(refused)
+
+
+def _breaks_text(report: ReplayReport, refused: int) -> str:
+    rate_per_s = report.breaks_at_per_s or 0.0
+    if not rate_per_s:
+        return f"Limits met at no load{', since requests are refused' if refused else ''}"
+    least = "at least " if rate_per_s == report.most_per_s else ""
+    return f"Limits met up to {least}{rate_text(rate_per_s)}{', the most that is served' if least else ''}"
+
+
+def _refused_text(count: int) -> str:
+    return f"{count:,} request{'s' if count != 1 else ''} never fit{'' if count != 1 else 's'} in the KV cache"
 
 
 def replayed_line(report: ReplayReport) -> str:

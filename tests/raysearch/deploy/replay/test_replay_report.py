@@ -315,6 +315,43 @@ def test_no_load_is_carried_above_the_steady_state_however_few_requests_are_repl
     assert report.breaks_at_per_s == report.bound_per_s
 
 
+def _traced(path: Path, prompts: list[int], *, shared: bool) -> ReplayResult:
+    """A second of requests under lenient limits, whose prompts begin alike or have nothing in common."""
+    rows: list[dict[str, Any]] = []
+    for at, tokens in enumerate(prompts):
+        own = [1000 * (at + 1) + block for block in range(-(-tokens // 512))]
+        blocks = [0, *own[1:]] if shared else own
+        at_ms = 1000 * at / len(prompts)
+        rows.append({"timestamp": at_ms, "input_length": tokens, "output_length": 50, "hash_ids": blocks})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loose = rs.question(**QUESTION | {"isl": 1000, "tpot_ms": 1000, "ttft_ms": 60_000})
+    return rs.replay(loose, tp=1, batch=16, trace=path, seeds=1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_load_is_carried_above_what_is_served_when_all_requests_come_at_once(shared: bool, tmp_path: Path) -> None:
+    found = _traced(tmp_path / "mine.jsonl", [1000] * 400, shared=shared)
+    report = found.report
+    requests = report.setup.sent.draw(0)
+    flood = report.setup.fleet.replayed(replace(requests, arrival_s=np.zeros(len(requests))), None)
+    assert report.breaks_at_per_s is not None
+    assert (flood.hit_share > 0.4) == shared
+    # A finite flood fills and empties its batch, so that it is served a little slower than a full one.
+    assert 0.95 < report.breaks_at_per_s * flood.end_s / len(requests) < 1.3
+    assert "up to at least" in str(found)
+
+
+@pytest.mark.parametrize("row", [1, 50])
+def test_a_request_that_never_fits_breaks_the_limits_whenever_it_is_sent(row: int, tmp_path: Path) -> None:
+    prompts = [1000] * 100
+    prompts[row] = 900_000
+    found = _traced(tmp_path / "mine.jsonl", prompts, shared=False)
+    assert not found.feasible
+    assert (found.probability, found.report.breaks_at_per_s, found.to_dict()["refused"]) == (0, 0, 1)
+    assert "not met (1 request never fits in the KV cache)" in str(found)
+    assert "met at no load, since requests are refused" in str(found)
+
+
 @pytest.mark.parametrize("load", [5, 20, 60])
 def test_a_replay_that_ends_once_it_is_late_for_sure_says_what_the_whole_one_does(load: float) -> None:
     asked = rs.question(**QUESTION, gpus=2)
