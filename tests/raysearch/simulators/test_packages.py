@@ -51,8 +51,9 @@ def test_a_deployment_of_a_forecast_is_asked_of_aisimulate_in_its_words(
     )
     (package / "api.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
-    for name in [each for each in sys.modules if each.startswith("aisimulate")]:
-        monkeypatch.delitem(sys.modules, name)
+    for name in ("aisimulate", "aisimulate.legacy_cli", "aisimulate.legacy_cli.api"):
+        monkeypatch.setitem(sys.modules, name, sys)  # so that what is imported here goes when the test ends
+        del sys.modules[name]
     worker = {"count": 1, "gpus": 8, "ep": 8, "dp": 4, "pp": 1}
     prediction = {"model": "deepseek_v3", "machine": "gb200_nvl72", "engine": "trtllm", "precision": "fp4"}
     prediction |= {"isl": 8192, "osl": 1024, "draft_tokens": 0, "requests": 30, "decode": worker}
