@@ -16,7 +16,14 @@ from raysearch.base.file_io import png_of, record_bytes, strategy_dict, write_to
 from raysearch.deploy.export.source import read_deployments, stated_question
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet, DisaggregatedFleet
 from raysearch.deploy.replay.engine_commands import engine_command
-from raysearch.deploy.replay.replay_report import METRICS, ReplayReport, ReplaySetup, replay_dict, replayed_traffic
+from raysearch.deploy.replay.replay_report import (
+    METRICS,
+    ReplayReport,
+    ReplaySetup,
+    replay_dict,
+    replayed_traffic,
+    usual_seeds,
+)
 from raysearch.deploy.replay.sent_traffic import SentTraffic
 from raysearch.deploy.replay.trace_files import read_trace, trace_file, with_lengths_of
 from sim.config.question import Question
@@ -114,7 +121,7 @@ class ReplayResult(Result):
         sent = traffic.sent(workload)
         if sent.trace is not None and seeds not in (None, 1):
             raise InputError(f"--set seeds={seeds}: every run of a trace is the same: leave it out")
-        runs = seeds or (5 if sent.trace is None else 1)
+        runs = seeds or usual_seeds(sent)
         setup = ReplaySetup(workload, deployed.fleet(replicas, router), sent, percentile, runs)
         return cls(deployed.question or question, replayed_traffic(setup, progress))
 

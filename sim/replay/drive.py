@@ -34,7 +34,8 @@ class Replayed:
         sent_s: When; of a closed loop when their client was answered.
         first_s: When each had its first token; NaN of refused ones.
         done_s: When each had its last; NaN of refused ones.
-        gap_s, gap_counts: Times between tokens of an answer, and how many there were of each.
+        gap_s, gap_counts, gap_at_s: Times between tokens of an answer, how many there were of each, and when the first
+            of these began.
         steps: [m, 5] of each stretch of steps: begins, ends, requests that run, that wait, tokens in the KV cache.
         busy_s: Seconds in which the first stages of all replicas worked.
         end_s: When the last one was done.
@@ -49,6 +50,7 @@ class Replayed:
     done_s: Floats
     gap_s: Floats
     gap_counts: Floats
+    gap_at_s: Floats
     steps: Floats
     busy_s: float
     end_s: float
@@ -284,7 +286,7 @@ def outcome_of(fleet: Sequence[LiveReplica], requests: Requests, sent_s: Floats,
         log: Of what users see, and of the steps behind it.
     """
     ranks = [rank for replica in fleet for rank in replica.ranks]
-    gaps = np.array(log.gaps).reshape(-1, 2)
+    gaps = np.array(log.gaps).reshape(-1, 3)
     done = np.array(log.done_s)
     looked_up = sum(rank.looked_up_tokens for rank in ranks)
     return Replayed(
@@ -294,6 +296,7 @@ def outcome_of(fleet: Sequence[LiveReplica], requests: Requests, sent_s: Floats,
         done,
         gaps[:, 0],
         gaps[:, 1],
+        gaps[:, 2],
         np.array(log.steps).reshape(-1, 5),
         sum(replica.busy_s for replica in fleet),
         float(np.nanmax(done, initial=0.0)),

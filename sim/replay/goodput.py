@@ -275,10 +275,27 @@ def latencies_s(outcome: Replayed, percentile: float, warm_up: float = WARM_UP) 
     return first_s, token_s
 
 
-def at_percentile(values: Floats, percentile: float) -> float:
-    """Of those that are numbers; 0 where none is."""
-    known = values[~np.isnan(values)]
-    return float(np.percentile(known, percentile)) if len(known) else 0.0
+def at_percentile(values: Floats, percentile: float, counts: Floats | None = None) -> float:
+    """Of those that are numbers, between neighbours in proportion; 0 where none is.
+
+    Args:
+        values: Each once, or as often as `counts` says.
+        percentile: In (0, 100].
+        counts: Of each value.
+
+    >>> at_percentile(np.array([3.0, 1.0]), 75), at_percentile(np.array([3.0, 1.0]), 75, np.array([1.0, 3.0]))
+    (2.5, 1.5)
+    """
+    if counts is None:
+        known = values[~np.isnan(values)]
+        return float(np.percentile(known, percentile)) if len(known) else 0.0
+    if not counts.sum():
+        return 0.0
+    order = np.argsort(values)
+    ends = np.cumsum(counts[order])
+    place = (ends[-1] - 1) * percentile / 100
+    low, high = values[order][np.searchsorted(ends, (np.floor(place), np.ceil(place)), side="right")]
+    return float(low + (high - low) * (place % 1))
 
 
 def missed(workload: Workload, outcome: Replayed, warm_up: float = WARM_UP) -> Iterator[Violation]:

@@ -77,7 +77,7 @@ class Log:
         first_s, done_s: Of each request, NaN before, [n].
         steps: Of each stretch of steps of a microbatch: (begins, ends, requests that run, that wait, used tokens of
             the KV cache).
-        gaps: Between tokens of those that decode: (seconds, how many).
+        gaps: Between tokens of those that decode: (seconds, how many, when the first of them began).
         refused: Requests that never fit.
     """
 
@@ -85,7 +85,7 @@ class Log:
         self.first_s: list[float] = [math.nan] * count
         self.done_s: list[float] = [math.nan] * count
         self.steps: list[tuple[float, float, int, int, float]] = []
-        self.gaps: list[tuple[float, float]] = []
+        self.gaps: list[tuple[float, float, float]] = []
         self.refused: list[int] = []
 
 
@@ -320,7 +320,7 @@ class LiveReplica:
         for rank, plan in zip(lane.ranks, plans, strict=True):
             decoding = rank.sequences
             if plan.decodes:
-                log.gaps.append((rank.stalled_s + took_s, decoding))
+                log.gaps.append((rank.stalled_s + took_s, decoding, end_s - took_s))
                 rank.stalled_s = 0.0
             elif decoding:
                 rank.stalled_s += took_s
@@ -366,9 +366,9 @@ class LiveReplica:
                 continue
             if not spell.taken:
                 spell.began_s = lane.now
-            self._gaps(lane, firsts_s[at] - lane.now, 1)  # it may have waited for others' prompts
+            self._gaps(lane, lane.now, firsts_s[at] - lane.now, 1)  # it may have waited for others' prompts
             if steps > 1:
-                self._gaps(lane, (ends_s[at] - firsts_s[at]) / (steps - 1), steps - 1)
+                self._gaps(lane, firsts_s[at], (ends_s[at] - firsts_s[at]) / (steps - 1), steps - 1)
             self.busy_s += steps * stage_s[at] + more_s[at] * steps * (steps - 1) / 2
             lane.now = ends_s[at]
             spell.taken += steps
@@ -395,20 +395,20 @@ class LiveReplica:
         self._note(lane, lane.now, lane.now + took_s)
         lane.now += took_s
         self.busy_s += took_s
-        self._gaps(lane, took_s / steps, steps)
+        self._gaps(lane, lane.now - took_s, took_s / steps, steps)
         self._decoded(lane, steps)
 
-    def _gaps(self, lane: _Lane, each_s: float, steps: int) -> None:
+    def _gaps(self, lane: _Lane, begin_s: float, each_s: float, steps: int) -> None:
         """Notes the times between tokens of some decode steps."""
         for rank in lane.ranks:
             if not rank.sequences:
                 continue
             stalled = rank.stalled_s > 0
             if stalled:
-                self.log.gaps.append((rank.stalled_s + each_s, rank.sequences))
+                self.log.gaps.append((rank.stalled_s + each_s, rank.sequences, begin_s))
                 rank.stalled_s = 0.0
             if steps > stalled:
-                self.log.gaps.append((each_s, rank.sequences * (steps - stalled)))
+                self.log.gaps.append((each_s, rank.sequences * (steps - stalled), begin_s))
 
     def _decoded(self, lane: _Lane, steps: int) -> None:
         lane.passed(steps)

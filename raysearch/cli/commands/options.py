@@ -58,7 +58,7 @@ REQUESTS_HELP = "Requests in one simulated run; half as many in `place`, which s
 CV_HELP = "Coefficient of variation of the gaps between arrivals; 1 is Poisson."
 CvOption = Annotated[float, Setting(CV_HELP, least=0.05, most=20.0)]
 PercentileOption = Annotated[
-    float, Setting("Percentile of the latencies that must be within the limits.", least=0.0, most=100.0)
+    float, Setting("Percentile of the latencies that must be within the limits.", least=0.001, most=100.0)
 ]
 RequestsOption = Annotated[int, Setting(REQUESTS_HELP, least=10, most=10_000_000)]
 TraceOption = Annotated[

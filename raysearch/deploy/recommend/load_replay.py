@@ -14,10 +14,9 @@ from raysearch.base.errors import InputError
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import needed_replicas
 from raysearch.deploy.replay.deployed_fleets import MOST_QUEUES, AggregatedFleet, DeployedFleet
-from raysearch.deploy.replay.replay_report import ReplayReport, ReplaySetup, holds, replayed_traffic
+from raysearch.deploy.replay.replay_report import ReplayReport, ReplaySetup, holds, replayed_traffic, usual_seeds
 from sim.evaluation import Evaluation
 
-_SEEDS = 2
 ENOUGH = 2
 """Replicas per request of a replay, on average: with more than requests none waits, and more change nothing."""
 
@@ -79,5 +78,5 @@ def with_report(demand: Demand, evaluation: Evaluation, found: LoadReplay) -> Lo
 
 def load_setup(demand: Demand, fleet: DeployedFleet) -> ReplaySetup:
     """A demand's load on a fleet."""
-    seeds = _SEEDS if demand.trace is None else 1
-    return ReplaySetup(demand.workload, fleet, demand.sent, demand.percentile, seeds)
+    sent = demand.sent
+    return ReplaySetup(demand.workload, fleet, sent, demand.percentile, usual_seeds(sent))

@@ -25,7 +25,7 @@ from sim.replay.goodput import at_percentile, settled, step_factor
 from sim.workload import Workload
 
 PERCENTILES = (50, 90, 99)
-STEP_ERRORS = tuple((part + 0.5) / 9 for part in range(9))
+STEP_ERRORS = tuple((part + 0.5) / 10 for part in range(10))
 """Probabilities of the step model's error whose steps are replayed: the middles of equally likely parts."""
 _HALVINGS = 7
 """Of the range in which the load is sought at which a service level breaks: within 1 %."""
@@ -36,6 +36,8 @@ METRICS: Mapping[Metric, str] = {
     "itl_s": "between two tokens",
     "latency_s": "whole request",
 }
+SEEDS = 5
+"""Runs behind each figure, unless a number is given."""
 OnReplay = Callable[[str], None]
 
 
@@ -55,7 +57,7 @@ class ReplaySetup:
     fleet: DeployedFleet
     sent: SentTraffic
     percentile: float = 99.0
-    seeds: int = 5
+    seeds: int = SEEDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class RunFigures:
         goodput_per_s: Those that were in time.
         in_time: Share of all that met both limits.
         utilisation: Share of the time in which replicas worked.
+        waiting: Requests that wait, on average over the run and on all replicas.
+        in_system: Those that wait or run: the rate served times the mean time of a whole request.
         most_waiting: Requests that waited at once on one microbatch of a replica, at most.
         hit_share: Of the prompts' tokens, those found in a prefix cache.
         preempted: Requests computed anew, each time counted.
@@ -80,6 +84,8 @@ class RunFigures:
     goodput_per_s: float
     in_time: float
     utilisation: float
+    waiting: float
+    in_system: float
     most_waiting: int
     hit_share: float
     preempted: int
@@ -96,7 +102,7 @@ class ReplayReport:
         runs: By the step model as it is, one per seed.
         first: Of the first seed, every request and step.
         sure: Probabilities of the step model's error whose steps were replayed, ascending.
-        kept: Whether the limits were kept with each.
+        kept: Whether the limits were kept with each, in one run of each: the seeds in turn.
         breaks_at_per_s: The rate of all replicas up to which they hold in every run; None of clients, and without
             limits.
         most_per_s: The rate at which they serve at most, above which that is not sought; None where it is.
@@ -126,6 +132,12 @@ class ReplayReport:
         return self.setup.fleet.bound_per_s(*self.setup.sent.mean_tokens)
 
     @property
+    def load(self) -> float | None:
+        """The rate at which requests are sent as a share of that bound; None of clients and of all at once."""
+        rate_per_s = self.setup.sent.rate_per_s
+        return rate_per_s / self.bound_per_s if rate_per_s is not None else None
+
+    @property
     def measured_first_s(self) -> Mapping[str, MeasuredTime]:
         """Times to the first token as clients measure them, by figure; empty where none was measured."""
         sent = self.setup.sent
@@ -146,6 +158,11 @@ class ReplayReport:
     def seconds_of(self, metric: Metric, name: str) -> AttainmentEstimate:
         """The same of a latency."""
         return self.figure_of(lambda run: run.seconds[metric][name])
+
+
+def usual_seeds(sent: SentTraffic) -> int:
+    """Runs of a replay: one of a trace, of which all are the same."""
+    return SEEDS if sent.trace is None else 1
 
 
 def replayed_traffic(setup: ReplaySetup, progress: OnReplay = lambda _: None) -> ReplayReport:
@@ -186,6 +203,7 @@ def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
     workload, clients = setup.workload, setup.sent.clients is not None
     # Replicas begin empty; clients of a benchmark do, and their first requests are in its figures.
     counted = np.full(len(outcome.sent_s), True) if clients else settled(outcome.sent_s)
+    gaps = outcome.gap_at_s >= min(outcome.sent_s[counted], default=0.0)
     ttft_s, tpot_s, latency_s = (each[counted] for each in (outcome.ttft_s, outcome.tpot_s, outcome.latency_s))
     in_time = (ttft_s <= workload.ttft_limit_s) & ~(tpot_s > workload.tpot_limit_s)
     refused = int(np.isnan(outcome.done_s).sum())  # whenever it was sent
@@ -195,9 +213,14 @@ def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
     seconds: dict[Metric, Mapping[str, float]] = {
         "ttft_s": _spread_of(ttft_s, each),
         "tpot_s": _spread_of(tpot_s, each),
-        "itl_s": _spread_of(outcome.gap_s, each, outcome.gap_counts),
+        "itl_s": _spread_of(outcome.gap_s[gaps], each, outcome.gap_counts[gaps]),
         "latency_s": _spread_of(latency_s, each),
     }
+    begins, ends = outcome.steps[:, 0], outcome.steps[:, 1]
+    running, waiting = (
+        float(((ends - begins) * outcome.steps[:, column]).sum()) / outcome.end_s if outcome.end_s else 0.0
+        for column in (2, 3)
+    )
     late = [
         at_percentile(values, setup.percentile) > limit
         for values, limit in ((ttft_s, workload.ttft_limit_s), (tpot_s, workload.tpot_limit_s))
@@ -208,6 +231,8 @@ def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
         served_per_s * share,
         share,
         outcome.busy_s / outcome.end_s / outcome.replicas if outcome.end_s else 0.0,
+        waiting,
+        running + waiting,
         int(outcome.steps[:, 3].max(initial=0)),
         outcome.hit_share,
         outcome.preempted,
@@ -218,14 +243,9 @@ def _figures(setup: ReplaySetup, outcome: Replayed) -> RunFigures:
 
 def _spread_of(values: Floats, percentiles: Sequence[float], counts: Floats | None = None) -> Mapping[str, float]:
     """Mean and percentiles, of values that stand for so many each."""
-    known = ~np.isnan(values)
-    values, weights = values[known], np.ones(known.sum()) if counts is None else counts[known]
-    if not weights.sum():
-        return dict.fromkeys(("mean", *(f"p{each:g}" for each in percentiles)), 0.0)
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order]) / weights.sum()
-    found = {f"p{each:g}": float(values[order][np.searchsorted(reached, each / 100 - 1e-12)]) for each in percentiles}
-    return {"mean": float(np.average(values, weights=weights)), **found}
+    known = values[~np.isnan(values)]
+    mean = float(np.average(known, weights=counts)) if len(known) else 0.0
+    return {"mean": mean, **{f"p{each:g}": at_percentile(values, each, counts) for each in percentiles}}
 
 
 def _breaks_at(setup: ReplaySetup, most_per_s: float) -> float:
@@ -286,6 +306,9 @@ def replay_dict(report: ReplayReport) -> JsonObject:
         "goodput_per_s": estimate(lambda run: run.goodput_per_s),
         "in_time": estimate(lambda run: run.in_time),
         "utilisation": estimate(lambda run: run.utilisation),
+        "waiting": estimate(lambda run: run.waiting),
+        "in_system": estimate(lambda run: run.in_system),
+        "load": report.load,
         "most_waiting": max(run.most_waiting for run in report.runs),
         "hit_share": estimate(lambda run: run.hit_share),
         "preempted": estimate(lambda run: run.preempted),

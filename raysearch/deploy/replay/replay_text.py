@@ -42,13 +42,22 @@ def replay_blocks(report: ReplayReport) -> Iterator[RenderableType]:
             for name, words in MEASURED_WORDS.items()
         )
         yield f"First tokens as clients measure them, with 90 % intervals: {', '.join(figures)} ms"
-    served, good, busy = (
-        report.figure_of(value)
-        for value in (lambda run: run.served_per_s, lambda run: run.goodput_per_s, lambda run: run.utilisation)
+    served, good, busy, waiting, in_system = (
+        report.figure_of(value).value
+        for value in (
+            lambda run: run.served_per_s,
+            lambda run: run.goodput_per_s,
+            lambda run: run.utilisation,
+            lambda run: run.waiting,
+            lambda run: run.in_system,
+        )
     )
+    load = f", sent {report.load:.0%} of what they serve without queueing" if report.load is not None else ""
+    yield f"Served: {rate_text(served)}, in time {rate_text(good)}; replicas are busy {busy:.0%} of the time{load}"
+    most = max(run.most_waiting for run in report.runs)
     yield (
-        f"Served: {rate_text(served.value)}, {rate_text(good.value)} of them in time; "
-        f"replicas are busy {busy.value:.0%} of the time"
+        f"In the system: {in_system:,.2f} requests on average, of which {waiting:,.2f} wait; at most {most:,} wait at "
+        "once for one microbatch"
     )
     yield from _notes(report)
 
@@ -79,7 +88,8 @@ def _notes(report: ReplayReport) -> Iterator[str]:
         if limit_s < math.inf
     ]
     if limits and report.probability is not None:
-        verdict = "met" if all(run.holds for run in report.runs) else "not met"
+        held, runs = sum(run.holds for run in report.runs), len(report.runs)
+        verdict = "met" if held == runs else f"not met{f' in {runs - held} of {runs} runs' if runs > 1 else ''}"
         verdict += f" ({_refused_text(refused)})" if refused else ""
         yield (
             f"{' and '.join(limits)} at {percentile_text(setup.percentile)}: {verdict}; "

@@ -49,7 +49,7 @@ def test_the_best_takes_the_fewest_gpus_and_says_how_sure_it_is(found: Recommend
     assert best.load is not None
     assert best.load.report is not None
     assert all(other.fleet.gpus >= best.fleet.gpus for other in others if other.load)
-    assert (best.load.report.probability or 0) >= 0.8  # nine parts, of which the ninth lies beyond nine tenths
+    assert (best.load.report.probability or 0) >= 0.8  # ten parts, of which the last lies beyond nine tenths
     assert (best.load.report.breaks_at_per_s or 0) > LOAD
     kept = json.loads(json.dumps(found.to_dict()))["best"]["load"]
     assert kept["replicas"] == best.load.replicas
@@ -61,7 +61,7 @@ def test_it_is_what_replay_says_of_the_same_deployment(found: RecommendationResu
     assert best.load is not None
     assert best.load.report is not None
     strategy = best.evaluation.strategy
-    asked = {"tp": strategy.tp, "batch": strategy.batch, "replicas": best.load.replicas, "seeds": 2, "requests": FEW}
+    asked = {"tp": strategy.tp, "batch": strategy.batch, "replicas": best.load.replicas, "requests": FEW}
     again = rs.replay(ASKED, requests_per_s=LOAD, **asked).report
     assert again.runs == best.load.report.runs
     assert again.breaks_at_per_s == best.load.report.breaks_at_per_s
@@ -148,9 +148,7 @@ def test_a_trace_is_the_load_and_what_its_prompts_share_spares_gpus(tmp_path: Pa
     assert best.load.report.runs[0].hit_share == pytest.approx(0.5, abs=0.01)
     assert "as in the trace" in str(found)
     found.write(tmp_path / "answer")
-    again, cold = (
-        rs.replay(path=tmp_path / "answer", trace=each, seeds=1, requests=FEW).report for each in (alike, unlike)
-    )
+    again, cold = (rs.replay(path=tmp_path / "answer", trace=each, requests=FEW).report for each in (alike, unlike))
     assert again.runs == best.load.report.runs
     assert (cold.breaks_at_per_s or 0) < (again.breaks_at_per_s or 0)
     assert "--max-model-len 1224" in " ".join(rs.export(tmp_path / "answer", "vllm").command.split())
@@ -174,7 +172,7 @@ def test_where_chunks_take_fewer_gpus_they_win_and_exported_caps_are_those_that_
     assert fewest[chunk] == answer.options[0].fleet.gpus == answer.proof.least_gpus < whole
     assert f"whole prompts {whole}; " in str(found)
     found.write(tmp_path)
-    again = rs.replay(path=tmp_path, requests_per_s=4.0, seeds=2, requests=150).report
+    again = rs.replay(path=tmp_path, requests_per_s=4.0, requests=150).report
     assert answer.options[0].load is not None
     assert answer.options[0].load.report is not None
     assert again.runs == answer.options[0].load.report.runs
