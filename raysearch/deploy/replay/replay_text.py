@@ -121,10 +121,12 @@ def _refused_text(count: int) -> str:
 
 
 def replayed_line(report: ReplayReport) -> str:
-    """Latencies at the percentile, and the load at which the limits break."""
+    """Latencies at the percentile, and the load at which the limits break, or up to which they hold."""
     name = f"p{report.setup.percentile:g}"
     ttft, tpot = report.seconds_of("ttft_s", name), report.seconds_of("tpot_s", name)
-    breaks = f"; they break at {rate_text(report.breaks_at_per_s)}" if report.breaks_at_per_s else ""
+    rate_per_s = report.breaks_at_per_s
+    when = "hold up to at least" if rate_per_s == report.most_per_s else "break at"
+    breaks = f"; they {when} {rate_text(rate_per_s)}" if rate_per_s else ""
     return (
         f"Replayed: {name} {ttft.value * 1e3:,.0f} ms to the first token and {tpot.value * 1e3:,.1f} ms per token"
         f"{breaks}"
