@@ -22,12 +22,12 @@ from sim.near_names import did_you_mean
 from sim.strategy_checks import StrategyError
 
 NumberBounds = Mapping[str, tuple[float, float]]
-_SIMULATED: NumberBounds = {"requests": (10, 10_000_000), "cv": (0.05, 20.0), "percentile": (0.0, 100.0)}
+_SIMULATED: NumberBounds = {"requests": (10, 10_000_000), "cv": (0.05, 20.0), "percentile": (0.001, 100.0)}
 BOUNDS: Mapping[str, NumberBounds] = {
     "place": {
         "rate": (0.001, 1000.0),
         "cv": (0.05, 20.0),
-        "percentile": (0.0, 100.0),
+        "percentile": (0.001, 100.0),
         "requests": (100, 1_000_000),
         "seeds": (1, 10_000),
         "gpus": (1, 256),

@@ -36,7 +36,7 @@ METRICS: Mapping[Metric, str] = {
     "itl_s": "between two tokens",
     "latency_s": "whole request",
 }
-SEEDS = 5
+_SEEDS = 5
 """Runs behind each figure, unless a number is given."""
 OnReplay = Callable[[str], None]
 
@@ -57,7 +57,7 @@ class ReplaySetup:
     fleet: DeployedFleet
     sent: SentTraffic
     percentile: float = 99.0
-    seeds: int = SEEDS
+    seeds: int = _SEEDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class ReplayReport:
 
 def usual_seeds(sent: SentTraffic) -> int:
     """Runs of a replay: one of a trace, of which all are the same."""
-    return SEEDS if sent.trace is None else 1
+    return _SEEDS if sent.trace is None else 1
 
 
 def replayed_traffic(setup: ReplaySetup, progress: OnReplay = lambda _: None) -> ReplayReport:
