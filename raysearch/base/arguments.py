@@ -25,9 +25,8 @@ NumberBounds = Mapping[str, tuple[float, float]]
 _SIMULATED: NumberBounds = {"requests": (10, 10_000_000), "cv": (0.05, 20.0), "percentile": (0.001, 100.0)}
 BOUNDS: Mapping[str, NumberBounds] = {
     "place": {
+        **_SIMULATED,
         "rate": (0.001, 1000.0),
-        "cv": (0.05, 20.0),
-        "percentile": (0.001, 100.0),
         "requests": (100, 1_000_000),
         "seeds": (1, 10_000),
         "gpus": (1, 256),
