@@ -61,7 +61,7 @@ def test_it_gives_the_figures_of_one_by_one_to_the_last_bit(workload, space):
     known = workload.load() if isinstance(workload, Question) else load_workload(workload)
     known = in_space(known, space)
     rng = np.random.default_rng(0)
-    each = agree(known, [space_of(known).sample(rng) for _ in range(15)])
+    each = agree(known, [space_of(known).sample(rng) for _ in range(8)])
     assert not all(one.feasible for one in each)
 
 
@@ -70,7 +70,7 @@ def test_the_parts_of_a_step_add_up_to_it(workload):
     known = workload.load() if isinstance(workload, Question) else load_workload(workload)
     known = replace(known, prompt_wait_steps=0)
     rng = np.random.default_rng(0)
-    drawn = Strategies.of([space_of(known).sample(rng) for _ in range(40)])
+    drawn = Strategies.of([space_of(known).sample(rng) for _ in range(20)])
     many, parts = evaluate_many(known, drawn), step_seconds(known, drawn)
     fits = np.flatnonzero(many.running == drawn.batch)  # else fewer run at once
     whole_s = (
@@ -125,7 +125,7 @@ def test_so_it_is_where_prompts_wait_for_each_other(wait):
     question = replace(LATENT, isl=2048, osl=64)
     known = replace(replace(question, prompt_wait_steps=wait).load(), space="extended")
     rng = np.random.default_rng(3)
-    each = agree(known, [space_of(known).sample(rng) for _ in range(15)])
+    each = agree(known, [space_of(known).sample(rng) for _ in range(10)])
     assert len({one.strategy.attention_dp for one in each}) > 3
 
 
@@ -162,7 +162,7 @@ WINDOWS = question_about("gpt_oss_120b", isl=4096, osl=512)
 def test_so_it_is_of_layers_that_differ(workload, groups):
     known = replace(in_space(workload.load(), "extended"), groups=groups)
     rng = np.random.default_rng(2)
-    agree(known, [space_of(known).sample(rng) for _ in range(10)])
+    agree(known, [space_of(known).sample(rng) for _ in range(6)])
 
 
 @pytest.mark.parametrize("groups", ["shared", "own"])
@@ -180,7 +180,7 @@ def test_so_it_is_of_layers_of_one_part_in_stages_of_many_kinds(toy_moe, groups)
         toy_moe, model=model, groups=groups, space="extended", speculation=Speculation(2, (0.8, 0.6), "mtp")
     )
     rng = np.random.default_rng(3)
-    drawn = [space_of(known).sample(rng) for _ in range(40)]
+    drawn = [space_of(known).sample(rng) for _ in range(20)]
     agree(known, [replace(each, pp=int(rng.integers(1, 12)), tp=min(each.tp, 8)) for each in drawn])
 
 
@@ -258,9 +258,9 @@ def test_a_batch_agrees_whatever_was_asked_before(moe, monkeypatch):
     monkeypatch.setattr(batched, "_TABLE_BYTES", 1)
     moe = replace(moe)  # whose tables nobody has made yet
     rng = np.random.default_rng(1)
-    strategies = [space_of(moe).sample(rng) for _ in range(90)]
+    strategies = [space_of(moe).sample(rng) for _ in range(40)]
     agree(moe, strategies)
-    agree(moe, [space_of(moe).sample(rng) for _ in range(30)] + strategies[:5])
+    agree(moe, [space_of(moe).sample(rng) for _ in range(12)] + strategies[:5])
     agree(moe, strategies)
 
 

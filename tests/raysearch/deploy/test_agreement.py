@@ -25,7 +25,7 @@ ASKED = rs.question(
     model="llama_3_1_8b", isl=2000, osl=100, tpot_ms=15, ttft_ms=300, engine="vllm", gpus=4, batches="powers_of_two"
 )
 LOAD = 10.0
-FEW = 60
+FEW = 40
 """Requests of a replay."""
 
 
@@ -131,7 +131,7 @@ def test_place_answers_as_many_in_time_as_replay_says_of_the_same_replica(
 ) -> None:
     """Where few are late: `place` refuses those who would be."""
     traffic = f'requests_per_s = 3.0\ntrace = "{trace}"' if by_trace else _AT_RANDOM.format(rate=3.0)
-    plan = _placed(tmp_path, 1, traffic, requests=200, seeds=1).plan
+    plan = _placed(tmp_path, 1, traffic, requests=100, seeds=1).plan
     ((group,),) = [plan.best.found.placement]
     service = plan.best.cluster.services[0, group.shape]
     (sent,) = plan.traffic.draw(plan.fleet.cluster)
@@ -148,7 +148,7 @@ def test_place_answers_as_many_in_time_as_replay_says_of_the_same_replica(
 def test_place_holds_the_percentile_where_replay_does_with_steps_of_each_length(
     percentile: float, tmp_path: Path
 ) -> None:
-    plan = _placed(tmp_path, 1, _AT_RANDOM.format(rate=8.0), requests=200, seeds=2, percentile=percentile).plan
+    plan = _placed(tmp_path, 1, _AT_RANDOM.format(rate=8.0), requests=100, seeds=2, percentile=percentile).plan
     option, runs = plan.best, plan.traffic.draw(plan.fleet.cluster)
     ((group,),) = [option.found.placement]
     fleet = AggregatedFleet(option.cluster.services[0, group.shape].deployed, 1)
@@ -171,7 +171,7 @@ def test_place_holds_on_the_gpus_that_recommend_and_pools_name_and_not_on_fewer(
     assert isinstance(one, OnePool)
     assert one.gpus == both[0].answer.options[0].fleet.gpus > 1
     enough, fewer = (
-        _placed(tmp_path, gpus, _AT_RANDOM.format(rate=LOAD), requests=200, seeds=2).plan.best
+        _placed(tmp_path, gpus, _AT_RANDOM.format(rate=LOAD), requests=100, seeds=2).plan.best
         for gpus in (one.gpus, one.gpus - 1)
     )
     assert enough.probability >= 0.9 > fewer.probability
@@ -198,7 +198,7 @@ def test_a_mix_of_lengths_is_replayed_and_what_holds_is_what_replay_says(tmp_pat
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_exported_caps_are_those_that_were_replayed(engine: str, only: Any, tmp_path: Path) -> None:
     asked = replace(ASKED, engine=engine, tpot_ms=30, ttft_ms=600, chunk_tokens=512)
-    found = rs.recommend(asked, requests_per_s=6.0, requests=FEW, top=1, only=only)
+    found = rs.recommend(asked, requests_per_s=6.0, requests=20, top=1, only=only)
     found.write(tmp_path)
     fleet = deployed_in(tmp_path, None, 0).fleet(None, "least_loaded")
     pools = [fleet.deployed] if isinstance(fleet, AggregatedFleet) else [fleet.pools.prefill, fleet.pools.decode]

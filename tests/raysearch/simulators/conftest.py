@@ -17,8 +17,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("asked") / "log.txt"
 
 
-@pytest.fixture(scope="module", autouse=True)  # a folder's would last to the end of all tests
-def _ray(log: Path) -> Iterator[None]:
+@pytest.fixture(scope="module")  # a folder's would last to the end of all tests
+def ray_of_nine(log: Path) -> Iterator[None]:
+    """Of the modules that have workers: it takes longer to start than the others do in all."""
     from raysearch.processes.connection import connected
 
     with pytest.MonkeyPatch.context() as patch:

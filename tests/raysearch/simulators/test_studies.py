@@ -23,7 +23,7 @@ from tests.processes import LONGEST_S, descendants, wait_until
 from tests.raysearch.simulators.boxes import BAD_BATCH, blocked_process
 
 BOXES = "tests.raysearch.simulators.boxes:"
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_of_nine")]
 
 
 def study(box: str | None, **other) -> Study:

@@ -36,7 +36,7 @@ from tests.raysearch.simulators.boxes import BAD_BATCH
 BOXES = "tests.raysearch.simulators.boxes:"
 WORKLOAD = "gpt_moe_1_2t_16k"
 SHORT = Patience(timeout_s=2.0, retries=1)
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_of_nine")]
 
 NewRun = Callable[..., SearchRun]
 

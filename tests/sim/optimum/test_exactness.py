@@ -33,7 +33,7 @@ from sim.strategy import Strategy
 from sim.workload import Workload
 from tests.questions import question_about
 
-CASES = int(os.environ.get("RAYSEARCH_FUZZ", "26"))
+CASES = int(os.environ.get("RAYSEARCH_FUZZ", "16"))
 MODELS = (
     "mixtral_8x7b",
     "minimax_m2_5",

@@ -196,7 +196,7 @@ def served_together() -> Workload:
     asked = dataclasses.replace(ASKED, gpus=4, osl=60).load()
     degrees = dataclasses.replace(asked.degrees, tp=(1, 2), pp=(1,), batch=(4, 16))
     tables = ServingTables(replicas=(1, 2), chunk_tokens=(0, 2048), prefills=(0, 1))
-    return dataclasses.replace(asked, open_loop=OpenLoop(requests=20), degrees=degrees, serving=tables)
+    return dataclasses.replace(asked, open_loop=OpenLoop(requests=12), degrees=degrees, serving=tables)
 
 
 def every_action(space: StrategySpace) -> set[Strategy]:

@@ -45,7 +45,7 @@ EVEN = ("--set", "confidence=0.5")
 """Latencies count as predicted: what is tested does not rest on their errors."""
 COARSE = ("--set", "batches=powers_of_two")
 """What is tested does not rest on the batches in between."""
-FEW = ("--set", "requests=400", *COARSE)
+FEW = ("--set", "requests=100", *COARSE)
 """Of a replay under a load: its percentiles are coarse, and what is tested does not rest on them."""
 
 
@@ -552,7 +552,7 @@ def test_a_second_answer_removes_the_first_one_s_commands_and_nothing_else(tmp_p
 @pytest.mark.usefixtures("best_alone")
 def test_pools_under_a_load_show_what_they_could_make_as_replicas_of_one_kind_do() -> None:
     stated = {"model": "llama_3_1_8b", "gpus": 2, "isl": 1000, "osl": 200, "tpot_ms": 12, "batches": "powers_of_two"}
-    found = rs.recommend(rs.question(**stated), requests_per_s=2, top=1, only="disaggregated")
+    found = rs.recommend(rs.question(**stated), requests_per_s=2, requests=60, top=1, only="disaggregated")
     pair = found.answer.pair
     assert pair is not None
     assert pair.load is not None

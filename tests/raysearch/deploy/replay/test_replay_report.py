@@ -24,6 +24,8 @@ from sim.strategy import Strategy
 from tests.conftest import Command
 
 QUESTION: dict[str, Any] = {"model": "llama_3_1_8b", "isl": 1000, "osl": 100, "tpot_ms": 12, "ttft_ms": 150}
+FREE = rs.question(**QUESTION | {"tpot_ms": 0, "ttft_ms": 0})
+"""The same without limits: nothing is looked for."""
 ASKED = ["--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--tpot-ms", "12", "--ttft-ms", "150"]
 FEW: dict[str, Any] = {"requests": 150, "seeds": 2}
 """Of a run; percentiles are coarse, and what is tested does not rest on them."""
@@ -125,7 +127,7 @@ def test_twice_the_replicas_carry_about_twice_the_load() -> None:
 def test_clients_at_once_wait_for_each_other_s_prompts() -> None:
     asked = rs.question(model="llama_3_1_8b", isl=2000, osl=100)
     few, many = (
-        rs.replay(asked, tp=1, batch=64, concurrency=clients, requests=200, seeds=1).report for clients in (4, 64)
+        rs.replay(asked, tp=1, batch=64, concurrency=clients, requests=100, seeds=1).report for clients in (4, 64)
     )
     mean = [report.seconds_of("ttft_s", "mean").value for report in (few, many)]
     assert mean[1] > 2 * mean[0]
@@ -231,7 +233,8 @@ def test_a_trace_has_lengths_for_a_question_without_and_is_replayed_once(
 
 
 def test_lengths_may_be_log_normal() -> None:
-    sent = _found(requests_per_s=4, length_cv=1.0).report.setup.sent.draw(0)
+    found = rs.replay(FREE, tp=1, batch=32, requests_per_s=4, length_cv=1.0, requests=150, seeds=1)
+    sent = found.report.setup.sent.draw(0)
     for lengths, mean in ((sent.prompt_tokens, QUESTION["isl"]), (sent.output_tokens, QUESTION["osl"])):
         assert lengths.mean() == pytest.approx(mean, rel=0.2)
         assert lengths.std() == pytest.approx(mean, rel=0.5)
@@ -297,7 +300,7 @@ def test_a_run_s_figures_are_finite(busy: ReplayReport) -> None:
 
 
 def test_the_percentile_of_the_limits_is_shown_in_words_and_figures() -> None:
-    found = _found(requests_per_s=4, percentile=95)
+    found = _found(requests_per_s=4, percentile=95, requests=50, seeds=1)
     assert list(found.report.runs[0].seconds["ttft_s"]) == ["mean", "p50", "p90", "p95", "p99"]
     assert "at the 95th percentile: met" in str(found)
     named = ((1, "1st"), (2, "2nd"), (13, "13th"), (91, "91st"), (99.9, "99.9th"), (100, "100th"))
@@ -329,7 +332,7 @@ def _traced(path: Path, prompts: list[int], *, shared: bool) -> ReplayResult:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_no_load_is_carried_above_what_is_served_when_all_requests_come_at_once(shared: bool, tmp_path: Path) -> None:
-    found = _traced(tmp_path / "mine.jsonl", [1000] * 400, shared=shared)
+    found = _traced(tmp_path / "mine.jsonl", [1000] * 200, shared=shared)
     report = found.report
     requests = report.setup.sent.draw(0)
     flood = report.setup.fleet.replayed(replace(requests, arrival_s=np.zeros(len(requests))), None)
@@ -353,7 +356,7 @@ def test_a_request_that_never_fits_breaks_the_limits_whenever_it_is_sent(row: in
 
 @pytest.mark.parametrize("load", [4, 14, 40])
 def test_requests_in_the_system_are_the_rate_served_times_their_time_in_it(load: float) -> None:
-    found = _found(requests_per_s=load, requests=400, seeds=1)
+    found = rs.replay(FREE, tp=1, batch=32, requests_per_s=load, requests=400, seeds=1)
     (run,) = found.report.runs
     outcome = found.report.first
     latency_s = float(outcome.latency_s.mean())  # of all, as the mean number is
@@ -381,7 +384,7 @@ def test_a_replay_that_ends_once_it_is_late_for_sure_says_what_the_whole_one_doe
     asked = rs.question(**QUESTION, gpus=2)
     workload, strategy = asked.load(), rs.evaluate(asked, tp=1, batch=32).strategy
     pools = [(replace(workload, phase=phase), strategy, 1) for phase in ("prefill", "decode")]
-    sent = SentTraffic(Lengths(1000), Lengths(100), 200, load)
+    sent = SentTraffic(Lengths(1000), Lengths(100), 100, load)
     for fleet in (AggregatedFleet.of(workload, strategy, 2), DisaggregatedFleet.of(pools[0], pools[1])):
         setup = ReplaySetup(workload, fleet, sent, 99.0, 1)
         assert holds(setup, fleet) == replayed_traffic(setup).runs[0].holds
