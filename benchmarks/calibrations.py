@@ -6,7 +6,8 @@
 DATA holds the folders of measured rows (`FOLDERS`). A machine's kernels come first, then, where it or its maker has
 serving runs, the times of its engines by the kernels that are shipped: after a change of kernels, write these first.
 A machine's kernels take a CPU minute, its engines some more (`--kernels`: not these). The H100's attention, and with
-it its engines, are kept as they are (docs/evidence/fidelity.md says why), so they differ.
+it its engines, are kept as they are (docs/evidence/fidelity.md says why), so they differ; and so are experts, mixers
+(but GB300's) and modules of machines with serving runs, whose sums have no terms of waves and of the L2 cache.
 """
 
 from __future__ import annotations

@@ -57,6 +57,7 @@ class Calibration:
         measured: The machine whose rows were fitted, which is another after `scaled_to`.
         rest: Another for what this one lacks, or None; see `completed_by`.
         cached_bytes: What a kernel finds in the L2 cache, so that memory need not stream it: nothing, in a step.
+        cached: The machine with as much of an L2 cache.
     """
 
     def __init__(self, name: str, data: JsonFields, digest: str = "", rest: Calibration | None = None) -> None:
@@ -68,6 +69,7 @@ class Calibration:
         self.machine = machine_of(data)
         self.measured = machine_of(data.get("measured", data))
         self.cached_bytes = 0.0
+        self.cached = self.machine._replace(l2_mb=0.0)
         self.table = lru_cache(maxsize=_MOST_SERIES)(self._build_table)
         self._vertices = lru_cache(maxsize=_MOST_SERIES)(self._grid_vertices)
 
@@ -92,7 +94,7 @@ class Calibration:
         No kernel of a step is priced below the time in which memory streams its operands; a measured row may take less.
         """
         found = Calibration(self.name, self.data, self.digest, self.rest)
-        found.cached_bytes = self.machine.l2_mb * 1e6
+        found.cached_bytes, found.cached = self.machine.l2_mb * 1e6, self.machine
         return found
 
     def completed_by(self, rest: Calibration) -> Calibration:
@@ -214,15 +216,15 @@ class Calibration:
 
     def sparse_attention_us(self, series: str, sizes: Sequence[float]) -> float:
         """Sparse attention between its projections; sizes as `mixer_terms.sparse_attention` takes them."""
-        return self._sum(series, mixer_terms.sparse_attention(self.machine, *sizes))
+        return self._sum(series, mixer_terms.sparse_attention(self.cached, *sizes))
 
     def convolution_us(self, series: str, sequences: float, tokens: float, width: float) -> float:
         """The short convolution in front of a state."""
-        return self._sum(series, mixer_terms.convolution(self.machine, sequences, tokens, width))
+        return self._sum(series, mixer_terms.convolution(self.cached, sequences, tokens, width))
 
     def state_scan_us(self, series: str, sizes: Sequence[float]) -> float:
         """The way through a state of constant size; sizes as `mixer_terms.state_scan` takes them."""
-        return self._sum(series, mixer_terms.state_scan(self.machine, *sizes))
+        return self._sum(series, mixer_terms.state_scan(self.cached, *sizes))
 
     # --- the MoE layer -----------------------------------------------------------------------------
 
@@ -254,6 +256,7 @@ class Calibration:
     ) -> float:
         """Rows of all local experts through their [inner, columns] weights."""
         phi = terms.grouped_gemm(self.machine, rows, active, local, inner, columns, dtype, skewed=skewed)
+        phi += terms.past_cache(self.cached, phi[0])
         light_us = self._grouped_light_us(rows, active, inner * columns, dtype)
         return larger(self._piece(series, "grouped_gemm", phi), light_us)
 
@@ -282,7 +285,7 @@ class Calibration:
         light_us = self._grouped_light_us(rows, smaller(active, local), (gate + 1) * hidden * width, dtype)
         priced = f"{series.rpartition('/')[0]}/{dtype}"
         shape = (tokens, hidden, width, topk, experts, ep)
-        phi = moe_layer_terms(self.machine, priced, *shape, skewed=skewed, exponent=exponent)
+        phi = moe_layer_terms(self.cached, priced, *shape, skewed=skewed, exponent=exponent)
         return larger(self._sum(series, phi), light_us)
 
     def _grouped_light_us(self, rows: float, active: float, area: float, dtype: str) -> float:
@@ -421,7 +424,7 @@ def grid_phi(series: str, machine: Machine) -> Callable[[Floats], Floats]:
     return phi
 
 
-_PIECES = {"routing": (1, 5), "permute": (5, 7), "activation": (7, 8), "grouped_gemm": (8, 20)}
+_PIECES = {"routing": (1, 5), "permute": (5, 7), "activation": (7, 8), "grouped_gemm": (8, 29)}
 """Where each piece's coefficients lie in a MoE series; the first is the launch that all pieces share."""
 
 
@@ -449,10 +452,12 @@ def moe_layer_terms(
     gate = 1 if is_plain(series) else 2
     first = terms.grouped_gemm(machine, rows, active, local, hidden, gate * width, dtype, skewed=skewed)
     second = terms.grouped_gemm(machine, rows, active, local, width, hidden, dtype, skewed=skewed)
+    both = list(map(sum, zip(first, second, strict=True)))
     return [
         float(terms.LAUNCHES),
         *terms.routing(tokens, experts, topk),
         *(2 * term for term in terms.permute(machine, tokens, rows, hidden)),
         *terms.expert_activation(machine, rows, width),
-        *map(sum, zip(first, second, strict=True)),
+        *both,
+        *terms.past_cache(machine, both[0]),
     ]

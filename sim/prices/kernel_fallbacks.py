@@ -20,9 +20,10 @@ class Source(NamedTuple):
     dtype: str
 
 
-_RATHER: Mapping[tuple[str, str, str], Source] = {
-    # vLLM's fp8_block GEMMs hold 55 us of host time at every size, which a CUDA graph does not pay.
-    ("gemm", "vllm", "fp8_block"): Source("sglang", "fp8_block"),
+_RATHER: Mapping[tuple[str, str, str], tuple[Source, ...]] = {
+    # vLLM's fp8_block GEMMs hold 55 us of host time at every size, 165 and 288 on RTX PRO 6000 and L40S, where SGLang
+    # has none: a CUDA graph does not pay it.
+    ("gemm", "vllm", "fp8_block"): (Source("sglang", "fp8_block"), Source("vllm", "fp8")),
 }
 """Fallbacks that are taken before an engine's own series: (family, engine, dtype) -> source."""
 _FORMATS_ALIKE: Mapping[str, tuple[str, ...]] = {"fp8": ("fp8_block",), "fp8_block": ("fp8",)}
@@ -149,8 +150,7 @@ def sources(family: str, engine: str, dtype: str) -> Iterator[Source]:
     >>> list(sources("gemm", "vllm", "fp8"))
     [Source(engine='vllm', dtype='fp8'), Source(engine='vllm', dtype='fp8_block'), ...]
     """
-    if rather := _RATHER.get((family, engine, dtype)):
-        yield rather
+    yield from _RATHER.get((family, engine, dtype), ())
     yield Source(engine, dtype)
     for alike in _FORMATS_ALIKE.get(dtype, ()):
         yield Source(engine, alike)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from sim.arrays import larger, log1p_of, sqrt_of
 from sim.prices.machine import Machine
+from sim.prices.terms import past_cache
 
 _TILE_HEADS = 64
 """Query heads that kernels over one shared key multiply at least. [published] FlashMLA"""
 _INDEX_ROW = 128 + 4
 """Bytes of an indexer's key and its scale."""
+_PAIR_BYTES = 2 * 128 * 2
+"""Bytes of a key and a value of 128 in bf16."""
 
 
 def sparse_attention(
@@ -64,7 +67,12 @@ def sparse_attention(
         larger(0.0, byte - at) for at in (2, 8, 30, 100, 1000)
     ]
     terms += [larger(0.0, index_flop - 100), *(larger(0.0, new - at) / 1e3 for at in (64, 512, 2048, 8192))]
-    return [*terms, sequences * keys * heads / 1e7, scored * sequences / 1e8]
+    terms += [sequences * keys * heads / 1e7, scored * sequences / 1e8]
+    # Keys and values of the whole context, once or copied to every head, where an engine has no sparse kernel.
+    once = sequences * end * _PAIR_BYTES / hbm
+    terms += [once * heads, sequences * tokens * (cached + tokens / 2) * heads * 4 / hbm]
+    terms += [larger(0.0, once - at) for at in (0, 10, 100, 1000)]
+    return [*terms, *past_cache(machine, byte + index_byte)]
 
 
 def _reach(position: float, most: float) -> float:
@@ -77,7 +85,9 @@ def convolution(machine: Machine, sequences: float, tokens: float, width: float)
     rows = sequences * tokens
     byte, hbm = rows * width * 4 / machine.hbm_bytes_per_us, machine.hbm_bytes_per_us
     terms = [1.0, byte, sequences * width * 12 / hbm, rows / 1e3, sqrt_of(byte), tokens / 1e3, sequences / 1e2]
-    return terms + [larger(0.0, byte - at) for at in (5, 50)]
+    terms += [larger(0.0, byte - at) for at in (5, 50)]
+    terms += [sequences * larger(0.0, tokens - at) / 1e3 for at in (64, 512, 2048, 8192)]
+    return [*terms, *past_cache(machine, byte)]
 
 
 def state_scan(
@@ -93,4 +103,6 @@ def state_scan(
     waves = larger(1.0, sequences * heads / machine.sms)
     terms = [1.0, byte, streamed, flop, tokens / 1e3, waves * tokens / 1e3, sequences * heads / 1e3, sqrt_of(byte)]
     terms += [sqrt_of(streamed), sqrt_of(flop), rows / 1e3, waves]
-    return terms + [larger(0.0, byte - at) for at in (2, 10)] + [larger(0.0, streamed - at) for at in (10, 100)]
+    terms += [larger(0.0, byte - at) for at in (2, 10)] + [larger(0.0, streamed - at) for at in (10, 100)]
+    terms += [sequences * larger(0.0, tokens - at) / 1e3 for at in (64, 512, 2048)]
+    return [*terms, *past_cache(machine, byte + streamed)]

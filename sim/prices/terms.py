@@ -68,6 +68,7 @@ def grouped_gemm(
     weight = active * area * BYTES[dtype] / machine.hbm_bytes_per_us
     flop_each = 2 * area / machine.flop_per_us[dtype]
     flop = rows * flop_each
+    across = larger(1.0, columns / 128)
     terms = [weight, flop]
     terms += [larger(active * tile, rows + active * tile / 2) * flop_each for tile in (64, 128)]
     terms += [larger(1.0, active * side / 128 / machine.sms + 0.5) * side / 1e3 * aspect, side / 1e3 * aspect]
@@ -76,10 +77,30 @@ def grouped_gemm(
         sqrt_of(weight * flop),
         weight / larger(active, 1.0),
     ]
-    if not skewed:
-        return [*terms, 0.0, 0.0, 0.0]
     few = local * (1 - exp_of(-0.5 * rows / local)) * area * BYTES[dtype] / machine.hbm_bytes_per_us
-    return [*terms, few, weight, flop]
+    terms += [few, weight, flop] if skewed else [0.0, 0.0, 0.0]
+    for tile in (16, 64, 128):
+        waves = larger(1.0, larger(active, rows / tile + active / 2) * across / machine.sms + 0.5)
+        terms += [waves * inner * tile * 256 * machine.sms / machine.flop_per_us[dtype]]
+    return [*terms, active / 1e2, local / 1e2]
+
+
+_CACHE_SHARES = (0.2, 0.4, 0.8, 1.6)
+"""Of the L2 cache, at which operands begin to come from memory: entirely at twice as many bytes."""
+
+
+def past_cache(machine: Machine, byte_us: float) -> list[float]:
+    """What memory streams of operands that a benchmark leaves in the L2 cache: all, where the cache holds nothing.
+
+    >>> card = Machine({}, 1e6, 1.0, 1.0, sms=1, l2_mb=10.0, node_gpus=1, host_gpus=1)
+    >>> past_cache(card, 2.0), past_cache(card, 8.0), past_cache(card._replace(l2_mb=0.0), 2.0)
+    ([0.0, 0.0, 0.0, 0.0], [8.0, 8.0, 0.0, 0.0], [2.0, 2.0, 2.0, 2.0])
+    """
+    if not machine.l2_mb:
+        return [byte_us] * len(_CACHE_SHARES)
+    cached_us = machine.l2_mb * 1e6 / machine.hbm_bytes_per_us
+    over = [larger(log2_of(larger(byte_us, 1e-9) / (share * cached_us)), 0.0) for share in _CACHE_SHARES]
+    return [byte_us * smaller(each, 1.0) for each in over]
 
 
 # --- attention --------------------------------------------------------------------------------------
