@@ -77,13 +77,13 @@ class Variant:
         says: What is changed, for the table.
         options: Over the preset's.
         config: Made of other parts.
-        told: What of an infeasible call reaches the searcher.
+        reported: What of an infeasible call reaches the searcher.
     """
 
     says: str
     options: Mapping[str, Any] = field(default_factory=dict)
     config: type[CopyConfig] = CopyConfig
-    told: Callable[[Outcome], Outcome] = identity
+    reported: Callable[[Outcome], Outcome] = identity
 
 
 VARIANTS = {
@@ -104,8 +104,8 @@ VARIANTS = {
     "two_elites": Variant("T = 2", {"elites": 2}),
     "six_elites": Variant("T = 6", {"elites": 6}),
     "distinct_elites": Variant("elites differ in degrees", config=parts.config_with(module_class=parts.DistinctElites)),
-    "ungraded": Variant("infeasible calls all alike", told=nothing),
-    "excess_alone": Variant("infeasible calls below feasible ones, by excess", told=excess_alone),
+    "ungraded": Variant("infeasible calls all alike", reported=nothing),
+    "excess_alone": Variant("infeasible calls below feasible ones, by excess", reported=excess_alone),
     "repeats": Variant("may call a strategy again", config=parts.config_with(module_class=parts.Repeating)),
     "no_critic": Variant("no critic", {"candidates": 1}),
     "behaviour_correction": Variant("calls weighed by policy over behaviour", {"behaviour_correction": True}),
@@ -134,7 +134,7 @@ def search(variant: Variant, workload: Workload, seed: int, budget: int) -> list
     config = variant.config().environment(observation_space=shown, action_space=env.space.factored.actions)
     options: Any = check_options("ppo", variant.options)
     search: Any = config.search(budget=budget, seed=seed, options=options).build_algo()
-    stepped = Stepped(env, lambda outcome: outcome if outcome.feasible else variant.told(outcome))
+    stepped = Stepped(env, lambda outcome: outcome if outcome.feasible else variant.reported(outcome))
     best = []
     for call in range(1, budget + 1):
         search.make_calls(stepped, env.space.factored.decode, 1)

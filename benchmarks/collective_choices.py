@@ -3,7 +3,7 @@
     python benchmarks/collective_choices.py                 # all tables
     python benchmarks/collective_choices.py parts stages    # some: all_reduce, fp8_gather, parts, two_dims, stages
 
-Batches are powers of two; where a format of weights is said, the KV cache is in fp8 too.
+Batches are powers of two; where a format of weights is stated, the KV cache is in fp8 too.
 """
 
 from __future__ import annotations

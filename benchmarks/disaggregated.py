@@ -5,7 +5,7 @@
 
 Of InferenceX's deployments under TensorRT-LLM (`configs/published/disaggregated.csv`) the middle one, by requests, of
 each machine, format and way to draft, for prompts of 8k tokens. Both are priced by our own figures; ours is the best of
-what the engine can be told over batches that are powers of two and half way between.
+what the engine supports over batches that are powers of two and half way between.
 """
 
 from __future__ import annotations

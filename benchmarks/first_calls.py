@@ -100,7 +100,7 @@ class Case:
 
     Attributes:
         group, name: Of the table, and of the case.
-        workload: What searchers are told.
+        workload: The one that searchers know.
         noise: Standard deviation of the log of an answer about the truth.
         believed: What the built-in simulator takes for the truth, for the list that it would make.
     """

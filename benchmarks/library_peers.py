@@ -1,7 +1,7 @@
 """Bayesian optimisers of other people's libraries, as searchers beside which `first_calls.py` puts the prior.
 
-Each is asked for a strategy and told its merit: log tokens/s/GPU, and of an infeasible one a value below all feasible
-ones by its excess; what a library knows of limits it is told as well. All have their libraries' defaults, none was
+Each is asked for a strategy and gets its merit: log tokens/s/GPU, and of an infeasible one a value below all feasible
+ones by its excess; a library that handles limits gets the excess as well. All have their libraries' defaults, none was
 tuned. `pip install smac botorch 'google-vizier[jax]'`; Optuna's comes with `pip install -e '.[search]'`.
 """
 

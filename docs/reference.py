@@ -287,14 +287,14 @@ def _meanings(schema: type[BaseModel]) -> dict[str, str]:
     if to_si := getattr(schema, "to_si", None):
         becomes.append(get_type_hints(to_si)["return"])
     becomes += [each for base in schema.__mro__ for each in _BECOMES.get(base.__name__, ())]
-    said = {_stem(name): text for each in reversed(becomes) for name, text in _attributes(each).items()}
+    texts = {_stem(name): text for each in reversed(becomes) for name, text in _attributes(each).items()}
     own: dict[str, str] = {}
     for base in reversed(schema.__mro__):
         own |= _attributes(base) if issubclass(base, BaseModel) and base is not BaseModel else {}
     comments = _comments(schema)
     found: dict[str, str] = {}
     for key in schema.model_fields:
-        text = own.get(key) or asked.get(key) or said.get(_stem(key), "")
+        text = own.get(key) or asked.get(key) or texts.get(_stem(key), "")
         found[key] = "; ".join(each for each in (text.rstrip("."), comments.get(key, "")) if each)
     return found
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from raysearch.base.arguments import in_python, question_help, typed
-from sim.config.question import Question
+from sim.config.question import Question, load_question
 
 if TYPE_CHECKING:
     from raysearch.answers.compared_pools import PoolsResult
@@ -90,7 +90,7 @@ def evaluate(
     from raysearch.answers.strategy_text import strategy_of
     from sim.replay.goodput import evaluate_in_phase
 
-    workload = question.load()
+    workload = load_question(question)
     strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
     return EvaluationResult(question, workload, evaluate_in_phase(workload, strategy))
 
@@ -203,7 +203,7 @@ def optimum(
     from raysearch.base.progress import stepping
 
     bars = stepping if progress else no_bars
-    found = OptimumResult(question, question.load(), landscape, fresh, bars, uneven_stages, replays)
+    found = OptimumResult(question, load_question(question), landscape, fresh, bars, uneven_stages, replays)
     assert found.searched is not None  # works it out now
     return found
 
@@ -353,7 +353,7 @@ def replay(
         raise InputError("expected path=, or a question with tp= or layout=")
     else:
         question = with_lengths_of(question, traffic.recorded)
-        workload = question.load()
+        workload = load_question(question)
         strategy = strategy_of(workload, tp, ep, pp, batch, dims, cp, dp, layout, vocabulary)
         deployed = deployed_strategy(workload, strategy)
     with telling("replaying") if progress else nullcontext(lambda _: None) as tell:

@@ -209,11 +209,11 @@ class Workload:
             waits, and every group's prompts come when they come.
         routing: See `Routing`.
         expert_exchange: See `ExpertExchange`.
-        redundant_experts: Copies of experts that each layer holds besides, for balance (EPLB).
-        two_batch_overlap: Whether half batches overlap, one's way to the experts and back with the other's work.
+        redundant_experts: Extra copies of experts in each layer, for balance (EPLB).
+        two_batch_overlap: Whether half batches overlap, the expert exchange of one with the computation of the other.
         tp_inner: In the two-dimensional space, GPUs of the inner sub-axis of tp: one of `sim.strategy.INNER_RANKS`.
-        overlap_parts: Most parts in which an operator's batch is cut, one's communication behind the work on the next;
-            1: nothing is hidden. See `sim.step.operator_pipelines`.
+        overlap_parts: Maximum number of parts of an operator's batch, the communication of one overlapping the
+            computation of the next; 1: no overlap. See `sim.step.operator_pipelines`.
         deepep_mode: Which kernels send tokens to their experts; see `DeepepMode`.
         speculation: Speculative decoding, or None for one token per step and sequence.
         stage_layers: Layers of each stage, in pipelines of as many stages; others share theirs out evenly.

@@ -17,7 +17,7 @@ from raysearch.deploy.pools.pool_comparison import Case, PoolComparison, along_t
 from raysearch.deploy.pools.pools_files import COLUMNS, answers_dict, rows, write_answers
 from raysearch.deploy.recommend.demand import check_traffic, chunks_of
 from raysearch.deploy.replay.trace_files import read_trace, recorded_per_s, with_lengths_of
-from sim.config.question import Question
+from sim.config.question import Question, load_question
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
 from sim.optimum.exact_search import find_best
@@ -97,13 +97,15 @@ class PoolsResult(Result):
             for mix in mixes
         ]
         question = questions[0]
-        workload = question.load()
+        workload = load_question(question)
         if afd and not workload.model.is_moe:
             raise InputError(f"--set afd: {workload.model.name} has no experts to set apart: leave it out")
         kept = 1 - workload.margin
 
         def limits_of(asked: Question) -> list[Limits]:
-            ttfts_s = [each / 1e3 for each in sweep["ttft_ms"]] if "ttft_ms" in sweep else [asked.load().ttft_slo_s]
+            ttfts_s = (
+                [each / 1e3 for each in sweep["ttft_ms"]] if "ttft_ms" in sweep else [load_question(asked).ttft_slo_s]
+            )
             return [
                 Limits(int(size), workload.tpot_slo_s * kept, ttft_s * kept, load)
                 for size in sweep.get("gpus", [workload.max_gpus])
@@ -215,7 +217,7 @@ def _mixes(
             raise InputError(f"--set mix: {error}") from None
     lengths = lengths or ([question.isl] if question.isl is not None else None)
     if question.workload is not None and lengths is None and question.osl is None:
-        file = question.load()
+        file = load_question(question)
         return [Traffic.of([TrafficKind(file.prompt_tokens, file.output_tokens)])]
     if lengths is None or question.osl is None:
         raise InputError("expected --isl and --osl, or --set mix")

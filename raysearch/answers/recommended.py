@@ -26,7 +26,7 @@ from raysearch.deploy.recommend.forms_compared import (
 from raysearch.deploy.recommend.recommendation import Recommendation, begun, best_alone, recommended
 from raysearch.deploy.recommend.recommendation_files import option_figures, recommendation_dict, write_recommendation
 from raysearch.deploy.replay.trace_files import read_trace, with_lengths_of
-from sim.config.question import ANY_FORMAT, Question
+from sim.config.question import ANY_FORMAT, Question, load_question
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
 from sim.serving.phases import phase_of
@@ -97,7 +97,7 @@ class RecommendationResult(Result):
         load = requests_per_s, concurrency, price
 
         def asked(each: Question) -> Demand:
-            workload = each.load()
+            workload = load_question(each)
             check_reach(each, workload)
             if phase_of(workload).replayed:
                 raise InputError(

@@ -26,7 +26,7 @@ from raysearch.deploy.replay.replay_report import (
 )
 from raysearch.deploy.replay.sent_traffic import SentTraffic
 from raysearch.deploy.replay.trace_files import read_trace, trace_file, with_lengths_of
-from sim.config.question import Question
+from sim.config.question import Question, load_question
 from sim.json_object import JsonObject
 from sim.layouts import layout_of
 from sim.replay.drive import ROUTERS, RouterName
@@ -242,7 +242,7 @@ def deployed_in(
     """
     if command := engine_command(path):
         asked = command.asked(with_lengths_of(question or Question(), recorded))
-        workload = asked.load()
+        workload = load_question(asked)
         strategy, copies = command.strategy(workload)
         if command.unread:
             _log.warning("note: %s: not read: %s", path, ", ".join(command.unread))

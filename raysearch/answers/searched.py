@@ -37,7 +37,7 @@ from raysearch.runs.run import SearchRun, finished_summary
 from raysearch.searchers.registry import START, check_options, run_budget, searcher_class
 from raysearch.simulators.choice import evaluating
 from raysearch.simulators.opening import Patience, searched_space
-from sim.config.question import Question
+from sim.config.question import Question, load_question
 from sim.config.schemas import any_degrees
 from sim.json_object import JsonFields, JsonObject
 from sim.nearness import near_limits
@@ -106,7 +106,7 @@ class SearchResult(Result):
         bar: RunBar = no_bar,
     ) -> SearchResult:
         """Searches, or goes on; see `raysearch.api.search`. `begun` is called when the folder can be gone on with."""
-        workload = question.load()
+        workload = load_question(question)
         if resume and out is None:
             raise InputError("--resume needs --out: the folder of the search to continue")
         own = check_options(searcher, options or {}).model_dump(mode="json", include=set(options or {}))

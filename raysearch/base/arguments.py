@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from envs.strategy_env import brief
 from raysearch.base.errors import InputError, RunFailed
 from sim.config.files import CatalogError
-from sim.config.question import QUESTION_FIELDS
+from sim.config.question import QUESTION_FIELDS, as_arguments, option_names
 from sim.near_names import did_you_mean
 from sim.strategy_checks import StrategyError
 
@@ -106,11 +106,6 @@ def in_python(function: Callable[P, T], name: str = "") -> Callable[P, T]:
     return called
 
 
-def option_names(*others: str) -> dict[str, str]:
-    """Arguments by the words of their options: those of a question, and others."""
-    return {"as": "family"} | {name.replace("_", "-"): name for name in (*QUESTION_FIELDS, *others)}
-
-
 def question_help() -> str:
     """What the arguments of a question mean, for `help`: their own texts, whose options are named as arguments."""
     names = option_names()
@@ -142,26 +137,6 @@ class _Kind:
 def _readable(signature: inspect.Signature) -> inspect.Signature:
     parameters = [each.replace(annotation=_Kind(each.annotation)) for each in signature.parameters.values()]
     return signature.replace(parameters=parameters, return_annotation=_Kind(signature.return_annotation))
-
-
-_OPTION = re.compile(r"(?<![\w-])--(?:set )?([a-z][a-z0-9_-]*)(=[^\s:;,]+)?(:)?")
-
-
-def as_arguments(text: str, names: Mapping[str, str]) -> str:
-    """A message whose options are named as arguments; `names` has those that are known, by the words of options.
-
-    >>> names = {"tpot-ms": "tpot_ms", "phase": "phase", "margin": "margin"}
-    >>> as_arguments("--tpot-ms: expected a number, with --phase=serve or --set margin; vLLM's --dp-size", names)
-    "tpot_ms: expected a number, with phase=serve or margin=; vLLM's --dp-size"
-    """
-
-    def argument(found: re.Match[str]) -> str:
-        name = names.get(found[1].replace("_", "-"))
-        if name is None:
-            return found[0]
-        return f"{name}{found[2]}{found[3] or ''}" if found[2] else f"{name}:" if found[3] else f"{name}="
-
-    return _OPTION.sub(argument, text)
 
 
 def _misfit(function: str, signature: inspect.Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""What is said of Python's own bytecode that cannot be read.
+"""The message about Python's own bytecode that cannot be read.
 
 CPython takes no notice when a full disk or a limit on the size of files cuts off the bytecode that it writes, and every
 later import of that module fails. [spec] FileIO.write returns how much was written, which importlib does not look at.

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from raysearch.base.errors import InputError
 from raysearch.base.file_io import Damaged, as_strategy, read_record, strategy_dict, write_bytes
 from sim.config.code import Origin
-from sim.config.question import Question
+from sim.config.question import Question, load_question
 from sim.evaluation import Evaluation
 from sim.json_object import JsonObject
 from sim.optimum.bounds import Multipliers
@@ -146,7 +146,7 @@ def check_certificate(
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     question = Question.of_record(fields.question)
-    workload = replace(question, workload=named).load() if named else question.load(Origin.RECORD)
+    workload = load_question(replace(question, workload=named)) if named else load_question(question, Origin.RECORD)
     if (fields.config_hash, fields.space) != (workload.config_hash, workload.space):
         raise Damaged(
             f"{path} is for the space {fields.space!r} of {fields.workload!r} ({fields.config_hash!r}); its question "

@@ -22,7 +22,7 @@ from raysearch.processes.descendants import adopt_orphans, die_with_parent, end_
 _GUARD_LOOK_S = 0.2
 """Between two looks for who started it."""
 _GUARD_GRACE_S = 5.0
-"""[assumed] A guard that is told to end all below it, and does not within it, is stopped."""
+"""[assumed] A guard that was asked to end all below it, and has not within this time, is stopped."""
 _HEARD = (signal.SIGCHLD, *STOPS)
 
 

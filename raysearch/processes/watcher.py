@@ -90,7 +90,7 @@ class _End(NamedTuple):
 
     Attributes:
         code: Its exit code; negative if a signal ended it.
-        going_on: What it can be gone on with, if it said so.
+        going_on: How it can be resumed, if it has stated that.
         reached: Whether it ran to its end; not if code that it called, or a signal, ended the process.
         amid_ray: Whether that was while Ray started.
         silent: Whether it had to be ended because it gave no sign of life.
@@ -323,7 +323,7 @@ def _keep(run: Callable[[], int], watcher: int, write: int) -> NoReturn:
         ended, status = _waited_for(child)
         reap(child)
     for which in STOPS:
-        signal.signal(which, signal.SIG_IGN)  # the child, whose pid may be another's by now, is not told any more
+        signal.signal(which, signal.SIG_IGN)  # the child, whose pid may be another's by now, gets no more signals
     end_descendants()
     _remove_private()
     if ended:

@@ -16,7 +16,7 @@ from envs.strategy_env import brief
 from raysearch.base.errors import InputError
 from raysearch.base.limits import LARGEST_BUDGET, LARGEST_SEED, MOST_WORKERS
 from sim.config.code import Origin, source_digests
-from sim.config.question import Question, RecordedQuestion, Text
+from sim.config.question import Question, RecordedQuestion, Text, load_question
 from sim.json_object import JsonFields, JsonObject
 from sim.strategy import MOST_CHOICES
 from sim.strategy_checks import LARGEST
@@ -110,7 +110,7 @@ class RunSpec:
         """
         options = {name: getattr(self, name) for name in WORKLOAD_OPTIONS}
         named = {} if "model" in self.question else {"workload": self.workload}
-        return Question.of_record({**named, **options, **self.question}).load(origin)
+        return load_question(Question.of_record({**named, **options, **self.question}), origin)
 
     @property
     def in_flight(self) -> int:

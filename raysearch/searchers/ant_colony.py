@@ -43,8 +43,8 @@ class AntColonySearcher(Searcher):
     graded by their excess. There is no heuristic besides the pheromone: the simulator is a black box.
 
     Source: Stuetzle and Hoos, "MAX-MIN Ant System", 2000, in the hyper-cube framework of Blum and Dorigo, 2004. Own
-    code: the maintained libraries that have ant colonies walk graphs or know real numbers only, and none can be asked
-    and told.
+    code: the maintained libraries that have ant colonies walk graphs or know real numbers only, and none has an
+    ask/tell interface.
     """
 
     name: ClassVar[str] = "ant_colony"
@@ -53,7 +53,7 @@ class AntColonySearcher(Searcher):
     def __init__(self, space: StrategySpace, *, seed: int, budget: int, options: AntColonyOptions) -> None:
         super().__init__(space, seed=seed, budget=budget, options=options)
         self._pheromone = self._uniform()
-        self._ants: list[tuple[float, tuple[int, ...]]] = []  # told in this iteration
+        self._ants: list[tuple[float, tuple[int, ...]]] = []  # answered in this iteration
         self._best: tuple[float, tuple[int, ...]] = (-math.inf, ())  # since the pheromone was last uniform
         self._stale = 0
 

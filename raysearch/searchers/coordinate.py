@@ -22,7 +22,7 @@ class _Climb:
     Attributes:
         position: Where it stands, [A].
         order: Coordinates in the order of a sweep, [A].
-        raw: Tokens/s/GPU of the position; -inf until the start is told.
+        raw: Tokens/s/GPU of the position; -inf until the start is evaluated.
         opened: Coordinates opened since the last strict improvement, the one that brought it included.
         cursor: Coordinates opened in all.
         untried: Values of the open coordinate still to call, last first.

@@ -1,4 +1,4 @@
-"""What every searcher is: it proposes actions and is told what became of them."""
+"""The interface of searchers: they propose actions and learn from the outcomes."""
 
 from __future__ import annotations
 
@@ -123,9 +123,9 @@ class Searcher(abc.ABC):
     """Proposes actions and learns from outcomes.
 
     The loop is `action = ask(observation)`, one call of the gated environment, `tell(action, outcome)`, see `step`.
-    A searcher never sees the gate, so it cannot spend a call by itself. With workers it is asked several times before
-    it is told, and tells come in the order of the answers: it decides from the action it is told, not from the last one
-    it proposed.
+    A searcher never sees the gate, so it cannot spend a call by itself. With workers `ask` is called several times
+    before the first `tell`, and tells come in the order of the answers: `action` says which call an outcome belongs to,
+    not the last proposal.
 
     Subclasses are final, keep this constructor, set `name` and, if they have settings, `Options`.
 
@@ -180,8 +180,8 @@ class Searcher(abc.ABC):
     def get_state(self) -> SavedState:
         """Snapshot, independent of what happens later; enough to go on bit-identically.
 
-        Plain data and arrays of numbers only, see `raysearch.runs.checkpoint`: no file may hold what runs when it is
-        read.
+        Plain data and arrays of numbers only, see `raysearch.runs.checkpoint`: no file may run code when
+        it is read.
         """
 
     @abc.abstractmethod
@@ -219,5 +219,5 @@ class Searcher(abc.ABC):
         """Scalars to log beside the common ones, such as a temperature."""
         return {}
 
-    def close(self) -> None:  # noqa: B027 (most searchers hold nothing, so this is a hook and not abstract)
-        """Releases what the searcher holds."""
+    def close(self) -> None:  # noqa: B027 (most searchers need none, so this is a hook and not abstract)
+        """Releases the searcher's resources."""

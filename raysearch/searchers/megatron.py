@@ -21,7 +21,7 @@ class _DegreeSweep(Searcher):
 
     The order is that of an odometer over the tables, tp slowest, then ep, pp and batch: a budget below
     `sweep_calls` leaves out the largest tp degrees first, those that span many nodes. Neither the seed nor
-    what it is told changes anything.
+    any outcome changes anything.
 
     Raises:
         InputError: The space has more than degrees and batch: `raysearch.simulators.opening.searched_space` has it.

@@ -50,7 +50,7 @@ class NevergradOptions(NoOptions):
 class NevergradSearcher(Searcher):
     """One of Nevergrad's optimisers for discrete spaces; an option says which.
 
-    It is told minus the merit: an infeasible call loses more than any feasible one, graded by its excess.
+    Its loss is minus the merit: an infeasible call loses more than any feasible one, graded by its excess.
 
     Source: Bennet et al., "Nevergrad: Black-Box Optimization Platform", 2021.
     """
@@ -111,13 +111,13 @@ class NevergradSearcher(Searcher):
         action = np.hstack(candidate.value).astype(np.int64) - self._lowest
         action = np.minimum(action, self.space.nvec - 1)  # an integer has two values at least
         self._asked.append((action.tobytes(), candidate))
-        self._history.asked(action)
+        self._history.add_proposal(action)
         return action
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Tells what the candidate gave."""
         self._optimizer.tell(self._candidate(action), -merit(outcome))
-        self._history.told(action, outcome)
+        self._history.add_outcome(action, outcome)
 
     def _candidate(self, action: Action) -> Parameter:
         for position, (asked, candidate) in enumerate(self._asked):
@@ -129,9 +129,9 @@ class NevergradSearcher(Searcher):
         return self._optimizer.parametrization.spawn_child(new_value=tuple(grouped))
 
     def get_state(self) -> SavedState:
-        """What it was asked and told: the library's own state is a pickle, of megabytes."""
+        """Its asks and tells: the library's own state is a pickle, of megabytes."""
         return self._history.get_state()
 
     def set_state(self, state: SavedState) -> None:
-        """Asks and tells a new optimiser the same again."""
+        """Repeats the asks and tells on a new optimiser."""
         vars(self).update(vars(rebuilt(self, state)))

@@ -30,11 +30,11 @@ _LIMITS = "limits"
 
 
 class _OptunaSearcher(Searcher):
-    """Asks an Optuna study in memory for trials and tells it what became of them.
+    """Asks an Optuna study in memory for trials and tells it their outcomes.
 
     The value of a trial is the call's merit: an infeasible one is worth less than any feasible one, graded by its
-    excess. A sampler that knows limits is told the excess as well. An action that is told without having been asked
-    for becomes a trial of its own.
+    excess. A sampler that knows limits gets the excess as well. The outcome of an action that was not asked for becomes
+    a trial of its own.
     """
 
     _knows_limits: ClassVar[bool] = False
@@ -43,7 +43,7 @@ class _OptunaSearcher(Searcher):
         super().__init__(space, seed=seed, budget=budget, options=options)
         import optuna
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would tell of every new study
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would report every new study
         self._distributions = self._encoding()
         self._begin()
 
@@ -206,7 +206,7 @@ class CmaEsOptions(NoOptions):
         choices: What a choice is to CMA-ES, which knows numbers only: "ordinal", one integer, or "one_hot", a
             number per value, of which the largest is chosen.
         margin: Whether integers keep a least probability of changing (CMA-ES with margin).
-        restart_after: Calls without a better one after which it starts anew; 0: never.
+        restart_after: Calls without an improvement after which it restarts; 0: never.
         growth: Factor on the population at every restart.
     """
 
@@ -242,13 +242,13 @@ class OptunaCmaEsSearcher(_OptunaSearcher):
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """The action of a new trial."""
         action = super().ask(observation)
-        self._history.asked(action)
+        self._history.add_proposal(action)
         return action
 
     def tell(self, action: Action, outcome: Outcome) -> None:
-        """Completes the action's trial, and starts anew if the search stands still."""
+        """Completes the action's trial, and restarts if the search stagnates."""
         super().tell(action, outcome)
-        self._history.told(action, outcome)
+        self._history.add_outcome(action, outcome)
         worth = merit(outcome)
         self._stale = 0 if worth > self._best else self._stale + 1
         self._best = max(self._best, worth)
@@ -299,15 +299,15 @@ class OptunaCmaEsSearcher(_OptunaSearcher):
         return encoded
 
     def metrics(self) -> dict[str, float]:
-        """How often it started anew."""
+        """How often it restarted."""
         return {"restarts": float(self._restarts)}
 
     def get_state(self) -> SavedState:
-        """What it was asked and told: the library's own state is a pickle."""
+        """Its asks and tells: the library's own state is a pickle."""
         return self._history.get_state()
 
     def set_state(self, state: SavedState) -> None:
-        """Asks and tells a new study the same again."""
+        """Repeats the asks and tells on a new study."""
         vars(self).update(vars(rebuilt(self, state)))
 
 

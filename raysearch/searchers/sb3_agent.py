@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO, asked and told; see `raysearch.searchers.sb3_ppo`."""
+"""Stable-Baselines3's PPO behind ask and tell; see `raysearch.searchers.sb3_ppo`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SB3Agent:
         self._calls = self._born = 0
         self._acted: list[
             tuple[Sb3Observation, Action, Tensor, Tensor]
-        ] = []  # not told yet: also value, log-probability
+        ] = []  # not answered yet: also value, log-probability
         self._rollout: list[tuple[Sb3Observation, Action, float, Tensor, Tensor]] = []
         self._torch_state = torch.Generator().manual_seed(seed).get_state()
         self._numpy_state: Any = np.random.RandomState(seed % 2**32).get_state()

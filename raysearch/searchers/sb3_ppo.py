@@ -18,7 +18,7 @@ from raysearch.searchers.ppo.ppo_options import SB3Options
 class SB3PPOSearcher(Searcher):
     """Learning to Shard's PPO with Stable-Baselines3's policy, rollout buffer and update.
 
-    The library's own loop wants to drive the environment; here it is asked and told, call by call, as every searcher.
+    The library's own loop drives the environment; here it has ask and tell, call by call, like every searcher.
     Network, schedule, early exit and restarts are those of `ppo_paper`, so that the two compare the libraries.
     """
 

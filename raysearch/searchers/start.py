@@ -1,4 +1,4 @@
-"""Any searcher, begun with given strategies: they are called first, and it is told what they gave."""
+"""Any searcher, begun with given strategies: they are evaluated first, and it learns from their outcomes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class StartedSearcher(Searcher):
             self._inner.begin_with(action, outcome)
 
     def get_state(self) -> SavedState:
-        """How many were called and told, and the other's state."""
+        """How many were proposed and answered, and the other's state."""
         return {"asked": self._asked, "told": self._answers, "inner": self._inner.get_state()}
 
     def set_state(self, state: SavedState) -> None:

@@ -136,7 +136,7 @@ _MODES: Mapping[str, tuple[str, str]] = {"fp8": ("fp8_block", "fp8_block"), "fp4
 def forecast_tpot_ms(prediction: JsonObject) -> float | None:
     """Its time per token of a deployment in a forecast, seconds later.
 
-    None where it has no figure, and of pools and drafts, whose settings it would have to be told.
+    None where it has no figure, and of pools and drafts, which need settings that a forecast does not have.
     """
     if "prefill" in prediction or prediction["draft_tokens"]:
         return None

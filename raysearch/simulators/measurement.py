@@ -142,14 +142,14 @@ def refuse_beyond_plain_decoding(workload: Workload, simulator: str) -> None:
             f"{simulator} knows no speculative decoding: leave out draft_tokens, or search our own simulator"
         )
     if workload.redundant_experts:
-        raise InputError(f"{simulator} knows no redundant experts: leave them out, or search our own simulator")
+        raise InputError(f"{simulator} does not model redundant experts: leave them out, or search our own simulator")
     if workload.two_batch_overlap:
-        raise InputError(f"{simulator} knows no overlap of two half batches: leave out two_batch_overlap")
+        raise InputError(f"{simulator} does not model two-batch overlap: leave out two_batch_overlap")
     if workload.overlap_parts > 1:
-        raise InputError(f"{simulator} knows no operators in parts: leave out overlap_parts")
+        raise InputError(f"{simulator} does not model operators in parts: leave out overlap_parts")
     for name in ("fp8_gather", "merge_collectives"):
         if getattr(workload.hardware, name):
-            raise InputError(f"{simulator} gathers every tensor as it is, by itself: leave out {name}")
+            raise InputError(f"{simulator} gathers every tensor unquantised and separately: leave out {name}")
     if workload.prompt_wait_steps:
         raise InputError(
             f"in {simulator} no prompt waits for those of other attention groups: leave out prompt_wait_steps, or "

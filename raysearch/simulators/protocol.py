@@ -65,4 +65,4 @@ class InProcess:
         return []
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing: there are no resources."""

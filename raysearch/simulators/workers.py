@@ -190,7 +190,7 @@ class Workers:
         return call.answer
 
     def asked_twice(self, workload: Workload) -> list[str]:
-        """Asks anew about a few strategies whose answers are kept; returns what is now said otherwise."""
+        """Evaluates a few strategies with cached answers once more; returns the differences."""
         if self._kept is None:
             return []
         kept, self._kept = self._kept, None

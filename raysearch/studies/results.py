@@ -38,7 +38,7 @@ def study_frame(directory: str | Path) -> pd.DataFrame:
 
     Columns: run_id, workload, hardware, searcher, seed, budget, calls, unique_calls, feasible_calls, best
     (tokens/s/GPU), optimum (f*), fraction_of_optimum, wall_s, improvements ([call, wall_s] of each), answers_differ
-    (what a plugged-in simulator said otherwise when asked anew), strategy, digest, config_hash, version, complete;
+    (of a plugged-in simulator, when strategies were evaluated again), strategy, digest, config_hash, version, complete;
     noise, where a plugged-in simulator declares that its answers are noisy.
     A run that is not complete has what its rows show so far.
 

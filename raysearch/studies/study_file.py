@@ -253,7 +253,7 @@ def check_same_study(study: Study, out: Path) -> None:
     if {run_id: (kept["specs"].get(run_id), kept["budgets"].get(run_id)) for run_id in kept["runs"]} != planned:
         raise Damaged(f"{out / STUDY_FILE} is damaged: its runs are not those of its study")
     if kept["hashes"] != _hashes(study):
-        raise InputError(f"a workload's configuration changed since {out} was started; bring it back, or start anew")
+        raise InputError(f"a workload's configuration changed since {out} was started; bring it back, or start again")
 
 
 def run_dir(out: Path, run_id: str) -> Path:

@@ -31,7 +31,7 @@ class Stepped:
 
     Args:
         env: What the calls go to.
-        answered: What a searcher is told of a call.
+        answered: The outcome of a call as the searcher gets it.
 
     Attributes:
         outcome: Of the last call; None before the first.

@@ -450,7 +450,7 @@ def assembled(
     hardware_file, calibration = _with_calibration(stated, hardware_path)
     precisions, machine = Precisions(**file.precisions.model_dump()), hardware_file.to_si(calibration)
     if rules and (lacks := rules.not_on(machine) if engine_replaced else rules.lacks(precisions, machine)):
-        raise CatalogError(f"{lacks[0]}; --space={rules.name} has its strategies on the bare machine")
+        raise CatalogError(f"{lacks[0]}; on the bare machine it can be searched: --engine=none --space={rules.name}")
     if file.prompt_wait_steps and rules and not rules.prompts_wait:
         raise CatalogError(
             f"{rules.title} {rules.version}: the engine does not delay prompts across attention groups: leave out "

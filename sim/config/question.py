@@ -184,8 +184,8 @@ class Question:
     prompt_wait_steps: Annotated[
         int | None,
         About(
-            "Steps that a prompt waits at most, so that all attention groups compute their prompts in the same step "
-            "(SGLang's prefill delayer, 30; TensorRT-LLM's enable_balance, 50).",
+            "Maximum number of steps for which a prompt waits, so that all attention groups compute their prompts in "
+            "the same step (SGLang's prefill delayer, 30; TensorRT-LLM's enable_balance, 50).",
             "deployment",
             "0",
             "prompt_wait_steps",
@@ -251,10 +251,10 @@ class Question:
     overlap_parts: Annotated[
         int | None,
         About(
-            "Most parts in which an operator's batch is cut, one's communication behind the work on the next "
-            "(asynchronous tensor parallelism); the best number up to it is taken.",
+            "Maximum number of parts of an operator's batch, the communication of one overlapping the computation of "
+            "the next (asynchronous tensor parallelism); the best number up to it is used.",
             "deployment",
-            "1: nothing is hidden",
+            "1: no overlap",
             "overlap_parts",
             least=1,
             most=MOST_PARTS,
@@ -264,7 +264,7 @@ class Question:
     all_reduce: Annotated[
         AllReduce | None,
         About(
-            "All-reduce: inside a node that of 'trtllm', 'vllm', 'sglang' or 'nccl', or 'fastest': for each message "
+            "All-reduce inside a node: the kernel of 'trtllm', 'vllm', 'sglang' or 'nccl'; 'fastest', for each message "
             "the fastest of these that was measured; or an algorithm, wherever it can run: 'ring', 'tree', 'nvls', "
             "'one_shot' or 'two_shot'.",
             "deployment",
@@ -276,7 +276,7 @@ class Question:
     fp8_gather: Annotated[
         bool | None,
         About(
-            "Let all-gathers of 16-bit activations travel in fp8 where that is faster, quantising included; it changes "
+            "Send all-gathers of 16-bit activations in fp8 where that is faster, quantising included; it changes "
             "numerics.",
             "deployment",
             "off",
@@ -287,8 +287,8 @@ class Question:
     merge_collectives: Annotated[
         bool | None,
         About(
-            "Let neighbouring collectives be one call where that is legal and faster (two inputs of an op, an input "
-            "and a gathered weight), and an all-reduce be a reduce-scatter and an all-gather.",
+            "Merge neighbouring collectives into one call where that is legal and faster (two inputs of an op, an "
+            "input and a gathered weight), and split an all-reduce into a reduce-scatter and an all-gather.",
             "deployment",
             "off",
             "merge_collectives",
@@ -470,33 +470,13 @@ class Question:
 
         _check_names(self)
 
-    def load(self, origin: Origin = Origin.USER) -> Workload:
-        """The workload that is asked about.
-
-        Args:
-            origin: Who asks; code that a workload's file names is run for a user alone.
-
-        Raises:
-            CatalogError: Both or neither of `workload` and `model`, an unknown name, an unusable file, or figures that
-                no workload may have.
-        """
-        if self.weights == ANY_FORMAT:
-            known = ", ".join(get_args(Dtype))
-            raise CatalogError(f"--weights=any compares formats, as `recommend` alone does: name one of {known}")
-        if self.workload is None:
-            return _workload_of_options(self, origin)
-        if self.model is not None:
-            raise CatalogError(
-                f"--model={self.model} describes a workload, --workload={self.workload} names one: give one of them"
-            )
-        if self.family is not None:
-            raise CatalogError(f"--as={self.family} is about the config.json that --model names: give --model too")
-        path = config_path("workloads", self.workload)
+    def load(self) -> Workload:
+        """The workload of the question, for Python: as `load_question`, whose errors then name arguments."""
         try:
-            return load_workload(path, self.hardware, origin=origin, **_keys(self, leave=("hardware",)))
+            return load_question(self)
         except CatalogError as error:
-            text = str(error)
-            raise CatalogError(text if text.startswith(f"{path}: ") else _in_options(text)) from error
+            error.args = (as_arguments(str(error), option_names()),)
+            raise
 
     @property
     def resolved(self) -> Question:
@@ -602,6 +582,29 @@ def option_of(name: str) -> str:
 
 _CALLED = {"family": "as"}
 """Options whose word no field can have."""
+_OPTION = re.compile(r"(?<![\w-])--(?:set )?([a-z][a-z0-9_-]*)(=[^\s:;,]+)?(:)?")
+
+
+def option_names(*others: str) -> dict[str, str]:
+    """Arguments by the words of their options: those of a question, and others."""
+    return {_CALLED.get(name, name).replace("_", "-"): name for name in (*QUESTION_FIELDS, *others)}
+
+
+def as_arguments(text: str, names: Mapping[str, str]) -> str:
+    """A message whose options are named as arguments; `names` has those that are known, by the words of options.
+
+    >>> names = {"tpot-ms": "tpot_ms", "phase": "phase", "margin": "margin"}
+    >>> as_arguments("--tpot-ms: expected a number, with --phase=serve or --set margin; vLLM's --dp-size", names)
+    "tpot_ms: expected a number, with phase=serve or margin=; vLLM's --dp-size"
+    """
+
+    def argument(found: re.Match[str]) -> str:
+        name = names.get(found[1].replace("_", "-"))
+        if name is None:
+            return found[0]
+        return f"{name}{found[2]}{found[3] or ''}" if found[2] else f"{name}:" if found[3] else f"{name}="
+
+    return _OPTION.sub(argument, text)
 
 
 def _listed(given: object) -> str:
@@ -636,6 +639,37 @@ def _anchored(name: str, value: Any) -> Any:
 _POWERS = (1, 2, 4, 8)
 _CHUNKS = (0, 512, 1024, 2048, 4096, 8192)
 """[assumed] Engines' defaults are 2,048 to 16,384; 0 computes prompts whole."""
+
+
+def load_question(question: Question, origin: Origin = Origin.USER) -> Workload:
+    """The workload of a question.
+
+    Args:
+        question: What is asked.
+        origin: Who asks; code that a workload's file names is run for a user alone.
+
+    Raises:
+        CatalogError: Both or neither of `workload` and `model`, an unknown name, an unusable file, or figures that no
+            workload may have; options are named.
+    """
+    if question.weights == ANY_FORMAT:
+        known = ", ".join(get_args(Dtype))
+        raise CatalogError(f"--weights=any compares formats, as `recommend` alone does: name one of {known}")
+    if question.workload is None:
+        return _workload_of_options(question, origin)
+    if question.model is not None:
+        raise CatalogError(
+            f"--model={question.model} describes a workload, --workload={question.workload} names one: give one of them"
+        )
+    if question.family is not None:
+        raise CatalogError(f"--as={question.family} is about the config.json that --model names: give --model too")
+    path = config_path("workloads", question.workload)
+    try:
+        return load_workload(path, question.hardware, origin=origin, **_keys(question, leave=("hardware",)))
+    except CatalogError as error:
+        text = str(error)
+        raise CatalogError(text if text.startswith(f"{path}: ") else _in_options(text)) from error
+
 
 # --- keys of a workload file ---------------------------------------------------------------------
 

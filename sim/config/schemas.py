@@ -461,7 +461,7 @@ _USUAL_LOOP = OpenLoop()
 
 
 class _OpenLoopTable(FileSchema):
-    """[open_loop]: how requests come in phase traffic, and at which percentile latencies are held to the SLOs.
+    """[open_loop]: how requests come in phase traffic, and at which percentile latencies must meet the SLOs.
 
     Attributes:
         percentile: Of the requests' latencies, which must keep the SLOs.

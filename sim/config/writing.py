@@ -30,6 +30,6 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # a full disk is said without a name
+        if isinstance(error, OSError) and error.filename is None:  # the error of a full disk has no name
             error.filename = str(path)
         raise

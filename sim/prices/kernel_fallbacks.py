@@ -40,7 +40,7 @@ _ELSEWHERE: Mapping[tuple[str, str], Source] = {
 """(family, engine or dtype) -> source of last resort; "" keeps the dtype asked for."""
 
 _NEVER_RUN = frozenset({"int4", "nvfp4"})
-"""Formats of 4 bits of which no serving run was measured under stand-ins; of mxfp4, gpt-oss's runs were."""
+"""Formats of 4 bits of which no serving run was measured with fallback kernels; of mxfp4, gpt-oss's runs were."""
 
 
 @lru_cache(maxsize=64)

@@ -476,5 +476,5 @@ def test_a_record_that_is_no_question_is_one_message(content: dict[str, Any], me
 def test_a_question_names_or_describes_a_workload_and_not_both() -> None:
     with pytest.raises(CatalogError, match="give one of them"):
         Question(workload="mixtral_8x22b_8k", model="mixtral_8x7b", isl=1, osl=1).load()
-    with pytest.raises(CatalogError, match="expected --workload, or --model with --isl"):
+    with pytest.raises(CatalogError, match="expected workload=, or model= with isl="):
         Question().load()

@@ -15,7 +15,7 @@ import typer
 from raysearch.cli.commands.settings import Setting, takes_settings
 from raysearch.deploy.contexts import context_warnings
 from sim.config.files import config_path
-from sim.config.question import QUESTION_FIELDS, About, Panel, Question, option_of
+from sim.config.question import QUESTION_FIELDS, About, Panel, Question, load_question, option_of
 from sim.workload import Workload
 
 _PANELS: Mapping[Panel, str] = {
@@ -62,10 +62,10 @@ def loaded(question: Question, *, warned: bool = False) -> Workload:
         warned: Whether the answer has the warnings itself.
 
     Raises:
-        CatalogError: See `Question.load`.
+        CatalogError: See `load_question`.
     """
     _show_import(question)
-    workload = question.load()
+    workload = load_question(question)
     for text in () if warned else context_warnings(question, workload):
         print(f"warning: {text}", file=sys.stderr)
     return workload

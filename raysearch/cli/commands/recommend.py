@@ -51,15 +51,16 @@ def recommend(
     only: Annotated[
         FormName | None,
         Setting(
-            "'aggregated': replicas do prefill and decode; 'disaggregated': each has its own pool.",
+            "'aggregated': replicas do both prefill and decode; 'disaggregated': each has a pool of its own.",
             "whichever serves more",
         ),
     ] = None,
     forms: Annotated[
         FormsCompared,
         Setting(
-            "'all': of models with multi-token prediction also try drafts, DeepEP, redundant experts and overlapped "
-            "batches; 'eagle3': of those with a public EAGLE-3 head, too; 'usual': only the engine's defaults."
+            "'all': also try drafts, DeepEP, redundant experts and two-batch overlap for models with multi-token "
+            "prediction; 'eagle3': and drafts for models with a public EAGLE-3 head; 'usual': only the engine's "
+            "defaults."
         ),
     ] = "all",
     without: Annotated[

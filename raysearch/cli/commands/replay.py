@@ -71,7 +71,7 @@ def replay_traffic(
     cv: CvOption = 1.0,
     spread: Annotated[
         float,
-        Setting("Lengths are uniform between this share of --isl and --osl and the whole.", least=0.01, most=1.0),
+        Setting("Lengths are uniform between this share of --isl and --osl and all of it.", least=0.01, most=1.0),
     ] = 1.0,
     length_cv: Annotated[
         float,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import Field, TypeAdapter, ValidationError
+from typer.models import OptionInfo
 
 from raysearch.base.errors import InputError
 from sim.near_names import did_you_mean, nearest_name
@@ -111,9 +112,10 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
         assignments = [_parts(each) for each in options.pop("assignments", None) or ()]
         declared = [each for each in assignments if each[0] in settings or not others]
         left = {name: "yes" if text is None else text for name, text in assignments if name not in settings}
-        command(**options, **_given(settings, declared), **dict.fromkeys(others, left))
+        command(**options, **_given(settings, declared, flags), **dict.fromkeys(others, left))
 
     own = [each.replace(kind=each.KEYWORD_ONLY) for each in parameters if each.name not in (*settings, *others)]
+    flags = [flag for each in own for flag in _flags(each)]
     annotation = _set_option(settings, list(others.values()))
     own.append(inspect.Parameter("assignments", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     with_settings.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
@@ -138,12 +140,16 @@ def as_words(given: Mapping[str, object]) -> list[str]:
     return [word for name, text in texts.items() for word in ("--set", f"{name}={text}")]
 
 
-def _given(settings: Mapping[str, DeclaredSetting], assignments: Sequence[tuple[str, str | None]]) -> dict[str, Any]:
+def _given(
+    settings: Mapping[str, DeclaredSetting], assignments: Sequence[tuple[str, str | None]], flags: Container[str]
+) -> dict[str, Any]:
     """Every setting's value, that of its last assignment or the default; those of a list add up."""
     found: dict[str, Any] = {}
     for name, text in assignments:
         if name not in settings:
-            raise InputError(f"--set: this command has no setting {name!r}: {did_you_mean(name, settings)}")
+            option = "--" + name.replace("_", "-")
+            hint = f"it is an option: {option}" if option in flags else did_you_mean(name, settings)
+            raise InputError(f"--set: this command has no setting {name!r}: {hint}")
         value = settings[name].value(name, text or "", bare=text is None)
         found[name] = [*found.get(name, ()), *value] if isinstance(value, list) else value
     return {name: found.get(name, each.default) for name, each in settings.items()}
@@ -157,6 +163,12 @@ def _parts(assignment: str) -> tuple[str, str | None]:
 
 def _about(parameter: inspect.Parameter) -> Setting | None:
     return next((each for each in get_args(parameter.annotation)[1:] if isinstance(each, Setting)), None)
+
+
+def _flags(parameter: inspect.Parameter) -> list[str]:
+    """What a command line calls an option; typer has the first as its default until it is resolved."""
+    about = next((each for each in get_args(parameter.annotation)[1:] if isinstance(each, OptionInfo)), None)
+    return [] if about is None else [each for each in (about.default, *(about.param_decls or ())) if each]
 
 
 def _help_of_others(parameter: inspect.Parameter) -> str | None:

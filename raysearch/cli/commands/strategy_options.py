@@ -42,8 +42,8 @@ DimsOption = Annotated[
 VocabularyOption = Annotated[
     str | None,
     Setting(
-        "What embedding, LM head and sampling are sharded along: a number each, as optima of the space generated have "
-        "them, such as 3,1,1.",
+        "What embedding, LM head and sampling are sharded along: a number each, such as 3,1,1, as in optima of the "
+        "space 'generated'.",
         "the vocabulary, as engines do",
     ),
 ]

@@ -164,4 +164,6 @@ def capability_of(workload: Workload, engine: str) -> tuple[Capability, list[str
         return read_capability(engine, version), []
     nearest = read[-1]
     title = engine_rules(engine).title
-    return read_capability(engine, nearest), [f"written in the words of {title} {nearest}; {version}'s were not read"]
+    return read_capability(engine, nearest), [
+        f"written with the options of {title} {nearest}; those of {version} were not read"
+    ]

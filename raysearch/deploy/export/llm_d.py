@@ -105,7 +105,10 @@ def _in_image(deployment: Deployment, version: str) -> Fitted:
     except NamedRefused as error:
         if version == VLLM.version or VLLM.refusals(on_engine(deployment.workload, VLLM), deployment.strategy):
             raise
-        other = f"the image has vLLM {version}: ask again with --engine-version {VLLM.version} to have its image"
+        other = (
+            f"the image of this llm-d has vLLM {version}: "
+            f"repeat the command that gave the answer with --engine-version {VLLM.version} to get that version's image"
+        )
         raise NamedRefused([*error.refused, other]) from error
 
 

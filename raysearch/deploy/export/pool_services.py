@@ -21,6 +21,7 @@ from raysearch.runs.records import Record
 from sim.config.code import Origin
 from sim.config.fields import Count
 from sim.config.mistakes import first_error_text
+from sim.config.question import load_question
 from sim.engines.engine_registry import engine_names, engine_rules
 from sim.json_object import JsonObject
 from sim.layers.mixers import GroupedAttention
@@ -111,7 +112,7 @@ def pool_deployments(
     except ValueError as error:
         raise InputError(f"point {number} of {path}: {error}") from error
     question = question_of(path, record)
-    workload = question.load(Origin.RECORD)
+    workload = load_question(question, Origin.RECORD)
     served_model = weights_of(workload, question.model, served_model)
     longest = point.longest_request or max(kind.prompt_tokens + kind.output_tokens for kind in traffic.kinds)
     if isinstance(way, StoredPair):

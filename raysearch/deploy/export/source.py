@@ -16,7 +16,7 @@ from raysearch.deploy.export.stored import Exportable, StoredPair, question_of
 from raysearch.runs.records import Record, RunSpec
 from raysearch.studies.results import read_spec, read_study_runs
 from sim.config.code import Origin
-from sim.config.question import QUESTION_FIELDS, Question, option_of
+from sim.config.question import QUESTION_FIELDS, Question, load_question, option_of
 from sim.json_object import JsonObject
 from sim.replay.replica_sets import in_chunks, of_pool
 from sim.serving.phases import DECODE, PREFILL, phase_of
@@ -118,11 +118,11 @@ def stated_deployments(
         if "best" in record and not isinstance(record["best"], int | float):
             record = _alternative(where, record, alternative)
     if question is None:
-        raise InputError(f"{where} names no workload: name it with --workload, or describe it with --model")
+        raise InputError(f"{where} names no workload: name one with --workload, or describe it with --model")
     apart = record.get("prefill") and record.get("decode")
     if not record.get("strategy") and not apart:
         raise InputError(f"{where} has no strategy: nothing was feasible")
-    workload = question.load(origin)
+    workload = load_question(question, origin)
     served_model = weights_of(workload, question.model, served_model)
     if apart:
         return pair_deployments(workload, StoredPair.model_validate(record), served_model)
@@ -137,7 +137,7 @@ def _check_named(where: Path | str, question: Question | None) -> None:
     """Makes sure that a question beside an answer that has its own is a whole one. Raises: InputError."""
     if question is not None and question.model is None and question.workload is None:
         stated = ", ".join(option_of(name) for name in QUESTION_FIELDS if getattr(question, name) is not None)
-        raise InputError(f"{where} says what is served: leave out {stated}, or name the whole with --model")
+        raise InputError(f"{where} states the question: leave out {stated}, or state all of it with --model")
 
 
 def served_deployments(
@@ -182,7 +182,7 @@ def _of_results(folder: Path, question: Question | None, served_model: str | Non
         workloads = ", ".join(run["workload"] for run in runs) or "none"
         raise InputError(f"{folder} has the best of {len(runs)} workloads ({workloads}): name a run's own folder")
     try:
-        workload, evaluation = explain_best(folder, runs[0], question.load() if question else None)
+        workload, evaluation = explain_best(folder, runs[0], load_question(question) if question else None)
     except NotExplained as error:
         raise InputError(f"the best strategy of {folder} cannot be exported: {error}") from error
     model = RunSpec.of_record(read_spec(folder, runs[0]["run_id"])).question.get("model")

@@ -16,7 +16,7 @@ from raysearch.deploy.place.service import GroupShape, Objective, Service, best_
 from raysearch.deploy.replay.trace_files import read_trace, recorded_per_s
 from sim.config.fields import Count, FileSchema, Name, Positive
 from sim.config.files import CatalogError, config_path, read_config
-from sim.config.question import Question
+from sim.config.question import Question, load_question
 from sim.engines.engine_registry import engine_names
 from sim.near_names import did_you_mean
 from sim.prices.dtypes import Dtype
@@ -175,7 +175,7 @@ def load_fleet(name_or_path: str, gpus: int | None = None, trace: Path | None = 
             recorded = None if table.trace is None else read_trace(path.parent / table.trace, most)
             priced[id(table)] = _priced(file, table, model, hardware, recorded)
         if not priced[id(table)].services:
-            raise CatalogError(f"{path}: {name} has room on no group of up to {file.gpus} GPUs {file.hardware}")
+            raise CatalogError(f"{path}: {name} does not fit on any group of up to {file.gpus} GPUs {file.hardware}")
     models = [(name, priced[id(table)]) for name, table in file.tenants()]
     tenants = tuple(replace(each.tenant, name=name) for name, each in models)
     careful, bolder = (
@@ -243,4 +243,4 @@ def _workload(
         ttft_ms=0,
         batches="powers_of_two",
     )
-    return asked.load()
+    return load_question(asked)

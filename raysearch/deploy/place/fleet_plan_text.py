@@ -50,16 +50,16 @@ def fleet_plan_blocks(answer: FleetPlan) -> Iterator[RenderableType]:
     yield plain_table("Kinds of placements", columns, rows)
     exact = all(option.found.exact for option in answer.options)
     tried = sum(option.found.tried for option in answer.options)
-    how = "every placement was tried" if exact else "a heuristic's best: others may be better"
+    how = "every placement was tried" if exact else "found by a heuristic: better ones may exist"
     yield f"{tried:,} placements simulated; {how}."
     seeds, requests = len(answer.traffic.seeds), answer.traffic.requests
     yield (
-        f"In brackets 90 % intervals over {seeds} runs of {requests:,} requests that the search did not use: of the "
-        "randomness of arrivals, not of the step model's error."
+        f"Brackets: 90 % intervals over {seeds} runs of {requests:,} requests that the search did not use: they cover "
+        "the randomness of arrivals, not the step model's error."
     )
     yield (
-        f"p{answer.percentile:g} within limits: the probability that this percentile of both latencies of every "
-        "model is, given the step model's error."
+        f"p{answer.percentile:g} within limits: the probability that every model's latencies at this percentile "
+        "are, given the step model's error."
     )
     limits_s = [tenant.objective.ttft_s for tenant in answer.fleet.cluster.tenants]
     limited = [replace(each, ttft_slo_s=limit_s) for each, limit_s in zip(workloads, limits_s, strict=True)]

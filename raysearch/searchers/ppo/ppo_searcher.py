@@ -46,11 +46,11 @@ class AgentSearcher(Searcher):
 
     def ask(self, observation: NDArray[np.float32]) -> Action:
         """Raises TypeError: the algorithm itself steps the environment."""
-        raise TypeError(f"expected {self.name}.step(environment, calls): it is not asked, it steps the environment")
+        raise TypeError(f"expected {self.name}.step(environment, calls): it has no ask, it steps the environment")
 
     def tell(self, action: Action, outcome: Outcome) -> None:
         """Raises TypeError: see `ask`."""
-        raise TypeError(f"expected {self.name}.step(environment, calls): it is not told, it steps the environment")
+        raise TypeError(f"expected {self.name}.step(environment, calls): it has no tell, it steps the environment")
 
     def begin_with(self, action: Action, outcome: Outcome) -> None:
         """Has the algorithm remember a call that it did not decide."""

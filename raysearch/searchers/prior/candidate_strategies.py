@@ -1,7 +1,7 @@
 """Strategies worth a look: those that the workload's own rules allow, and neighbours of good ones.
 
-The rules are what a search is told before its first call: the device budget, which meshes fit the same GPUs, what an
-engine refuses. None of them needs a simulation.
+The rules are known before the first call: the device budget, which meshes fit the same GPUs, what an engine refuses.
+None of them needs a simulation.
 """
 
 from __future__ import annotations

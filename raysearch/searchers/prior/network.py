@@ -221,7 +221,7 @@ def read_arrays(path: Path, kind: str) -> tuple[JsonFields, dict[str, Reals]]:
 
 @contextmanager
 def checking(path: Path, kind: str, header: type[BaseModel]) -> Iterator[None]:
-    """Has whatever a file's content fails on told as one error of the file."""
+    """Turns whatever a file's content fails on into one error of the file."""
     try:
         yield
     except ValidationError as error:

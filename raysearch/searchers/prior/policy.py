@@ -1,7 +1,7 @@
 """The policy: attention over the workload, all calls so far and candidates, which chooses the next call, in numpy.
 
-Every token is told by its meaning (`raysearch.searchers.prior.strategy_features`), so one policy serves every model,
-machine and space. Nothing of it is trained in a search: what it learns of a black box it reads off the calls.
+Every token is described by its meaning (`raysearch.searchers.prior.strategy_features`), so one policy serves every
+model, machine and space. Nothing of it is trained in a search: what it learns of a black box it reads off the calls.
 
 Source: the encoder is that of Vaswani et al., "Attention Is All You Need" (2017), layers normalised first; a learned
 acquisition over candidates: Volpp et al., "Meta-Learning Acquisition Functions for Transfer Learning in Bayesian

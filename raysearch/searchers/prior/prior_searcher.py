@@ -27,8 +27,8 @@ _KEPT = 800
 _MUTATED, _PARENTS = 96, 12
 """New candidates of a call, and what they are mutated from. [assumed]"""
 _DOUBTS = (1.0, 0.25, 1.0, 2.5)
-"""[assumed] Multiples of the error that are allowed for, in turn: a call that only takes what is expected finds what
-neighbours have told about, one that doubts it finds what they have not."""
+"""[assumed] Multiples of the error that are allowed for, in turn: a call that trusts the expectation finds what
+neighbours predict, one that doubts it finds what they do not."""
 _TRUSTED = 0.05
 """[assumed] The same before the first answer, which so is of what the simulator expects to be best. On 63 black boxes
 kept from training f/f* differs by -0.006 (95 % interval -0.066 to +0.046) after one call, and by nothing after two. A

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import pytest
+import typer
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -20,6 +21,7 @@ def command(
     runs: Annotated[int, Setting("Runs.", least=1, most=9)] = 3,
     share: Annotated[float | None, Setting("A share.", "all")] = None,
     quick: Annotated[bool, Setting("Less of all.")] = False,
+    out_dir: Annotated[str, typer.Option("--out-dir")] = "",
     ending: Annotated[Literal["stop", "go_on"], Setting("What then.")] = "stop",
     ops: Annotated[list[str] | None, Setting("Some ops.")] = None,
 ) -> None:
@@ -66,6 +68,7 @@ def test_a_setting_has_its_last_value_or_the_default_and_a_list_all(
     ("assignment", "message"),
     [
         ("rums=5", "this command has no setting 'rums': did you mean 'runs'?"),
+        ("out_dir=x", "this command has no setting 'out_dir': it is an option: --out-dir$"),
         ("runs", "--set runs: expected runs=VALUE"),
         ("runs=ten", "--set runs: expected a whole number .*'ten'"),
         ("runs=10", "--set runs: expected .* to 9, got '10'"),

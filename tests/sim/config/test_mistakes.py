@@ -10,7 +10,7 @@ from sim.config.catalog import load_model, load_workload
 from sim.config.fields import Count, Name, Positive, Switch
 from sim.config.files import CatalogError
 from sim.config.mistakes import expectation
-from sim.config.question import Question
+from sim.config.question import Question, load_question
 from sim.workload import Routing
 
 OF_PYDANTIC = ("Input should", "String should", "Value error", "validation", "pattern")
@@ -56,12 +56,14 @@ def test_a_value_that_is_refused_is_named_with_what_was_expected(kind: Any, valu
 )
 def test_a_question_is_refused_in_the_words_of_its_options(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(CatalogError) as refused:
-        Question(model="qwen3_32b", isl=100, osl=10, **fields).load()
+        load_question(Question(model="qwen3_32b", isl=100, osl=10, **fields))
     assert str(refused.value).startswith(words)
 
 
 def test_an_override_is_called_by_its_option_and_a_file_s_key_by_its_own_name(tmp_path: Any) -> None:
     with pytest.raises(CatalogError, match=r"^--set tp_inner: expected 2, 4, 8 or 16, got 3$"):
+        load_question(Question(workload="mixtral_8x7b_32k_slo15", tp_inner=3))
+    with pytest.raises(CatalogError, match=r"^tp_inner: expected 2, 4, 8 or 16, got 3$"):  # in Python
         Question(workload="mixtral_8x7b_32k_slo15", tp_inner=3).load()
     path = tmp_path / "mine.toml"
     path.write_text('name = "mine"\nmax_gpu = 64\n')

@@ -74,7 +74,7 @@ def test_how_well_drafts_are_known_stands_in_the_model_s_file_not_in_its_name(
 
 
 def test_other_drafts_need_their_acceptance_from_the_user() -> None:
-    with pytest.raises(CatalogError, match="acceptance is missing"):
+    with pytest.raises(CatalogError, match="acceptance= is missing"):
         dataclasses.replace(ASKED, draft="ngram").load()
 
 

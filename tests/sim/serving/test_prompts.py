@@ -179,7 +179,7 @@ def test_waiting_pays_where_groups_hold_each_other_up_and_delays_the_first_token
 
 
 def test_engines_that_cannot_wait_say_so() -> None:
-    with pytest.raises(CatalogError, match=r"vLLM .* does not delay .* leave out --set prompt_wait_steps, got 30"):
+    with pytest.raises(CatalogError, match=r"vLLM .* does not delay .* leave out prompt_wait_steps=, got 30"):
         replace(STATED, engine="vllm", prompt_wait_steps=30).load()
     assert replace(STATED, engine="sglang", prompt_wait_steps=30).load().prompt_wait_steps == 30
     assert STATED.load().config_hash == serving(0).config_hash != serving(1).config_hash

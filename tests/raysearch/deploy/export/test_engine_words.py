@@ -138,7 +138,7 @@ def test_a_version_that_was_not_read_is_written_in_the_newest_words_and_says_so(
     workload = served("qwen3_32b", "vllm", engine_version="0.12.0")
     known, notes = capability_of(workload, "vllm")
     assert known.version == read_versions("vllm")[-1]
-    assert notes == [f"written in the words of vLLM {known.version}; 0.12.0's were not read"]
+    assert notes == [f"written with the options of vLLM {known.version}; those of 0.12.0 were not read"]
     assert {"0.12.0", *read_versions("vllm")} == set(engine_versions("vllm"))
     assert read_versions("vllm") == tuple(
         sorted(read_versions("vllm"), key=lambda text: tuple(map(int, text.split("."))))

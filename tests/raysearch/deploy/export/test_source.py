@@ -151,7 +151,7 @@ def test_what_is_stated_beside_a_file_that_has_it_is_refused(tmp_path: Path) -> 
         for words, told in (
             (("--layout", "tp2"), "has the strategy: leave out --layout, or the path"),
             (("--tp", "2", "--dims", "megatron-sp"), "leave out --tp, --dims"),
-            (("--isl", "4000"), "says what is served: leave out --isl"),
+            (("--isl", "4000"), "states the question: leave out --isl"),
         ):
             with pytest.raises(InputError, match=told):
                 RUNNER.invoke(app, [command, str(file), *own, *words], catch_exceptions=False)
