@@ -312,20 +312,25 @@ class HardwareFile(FileSchema):
     """configs/hardware/*.toml: one accelerator, its node, rack and network, and how efficient they are.
 
     Attributes:
+        kernels: Engine whose measured kernels price the ops.
+        all_reduce: Whose all-reduce inside a node, or by which algorithm.
+        calibration: Coefficients fitted to measurements: a name in configs/calibration, or the path of a JSON file.
+        scaled_from: Machine whose efficiencies are carried over where the calibration has none.
         expected_error: Errors to expect of figures that no cross-validation covers.
         compute: The accelerator's peak rates.
         hbm: Its memory.
         links: Its links to others.
+        collectives: Constants of the model of collectives.
     """
 
     name: Name
     vendor: str | None = Field(None, exclude=True)  # for engines that run on some alone; no figure depends on it
     node_gpus: Count
-    host_gpus: Count | None = Field(None, exclude=True)  # of a host, for exports and engines; node_gpus by default
-    kernels: hardware.EngineName = "trtllm"  # whose kernels run
+    host_gpus: Count | None = Field(None, exclude=True)
+    kernels: hardware.EngineName = "trtllm"
     all_reduce: hardware.AllReduce | None = None  # the engine's own
     calibration: str | None = None  # medians alone
-    scaled_from: str | None = None  # hardware whose efficiencies are carried over where calibration has none
+    scaled_from: str | None = None
     communication_overlap: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     # Neither is usual: left out of digests, as they were before they could be asked for.
     fp8_gather: Switch = False
@@ -334,8 +339,8 @@ class HardwareFile(FileSchema):
     compute: _Compute
     hbm: _Hbm
     links: _Links
-    efficiency: _Families | None = None  # of the machine that scaled_from names
-    collectives: _Collectives | None = None  # the same, at this machine's rates
+    efficiency: _Families | None = None  # those of scaled_from
+    collectives: _Collectives | None = None  # those of scaled_from, at this machine's rates
 
     @model_validator(mode="after")
     def _is_complete(self) -> HardwareFile:

@@ -65,7 +65,7 @@ MaybeWhole = Annotated[Whole, Field(exclude_if=is_nothing)]
 
 
 class _LatentAttention(FileSchema):
-    query_rank: Whole  # 0 without a query latent
+    query_rank: Whole
     kv_rank: Count
     rope_dim: Count
     value_dim: Count
@@ -78,7 +78,7 @@ class _CompressedAttention(FileSchema):
     window: Count
     output_groups: Count
     output_rank: Count
-    ratio: Whole = 0  # tokens of a compressed key; 0 for the window alone
+    ratio: Whole = 0
 
 
 class _LinearMixer(FileSchema):
@@ -92,19 +92,23 @@ class _LinearMixer(FileSchema):
 
 
 class _Indexer(FileSchema):
-    heads: Whole  # 0 where a layer reads what an earlier one's picked
+    heads: Whole
     head_dim: Whole
     topk: Count
-    block: MaybeWhole = 0  # tokens that are picked together
+    block: MaybeWhole = 0
 
 
 class _LayerFile(FileSchema):
-    """What one layer is made of. A group of layers says what of it differs from the file's own.
+    """The parts of one layer. A group of layers states only what differs from the file's own.
 
     Attributes:
+        value_dim: Width of a value.
         latent_attention: In place of grouped-query attention, multi-head latent attention (DeepSeek V2 and V3).
-        compressed_attention: In its place, attention over compressed keys (DeepSeek V4).
-        linear_mixer: In its place, a linear mixer: gated delta rule, KDA or Mamba-2.
+        compressed_attention: In place of grouped-query attention, attention over compressed keys (DeepSeek V4).
+        linear_mixer: In place of attention, a linear mixer: gated delta rule, KDA or Mamba-2.
+        shared_experts: Experts that every token visits, each as wide as a routed one.
+        expert_latent: Width of the latent space in which routed experts work.
+        only: The part that the layers have.
     """
 
     heads: Count | None = None
@@ -123,9 +127,9 @@ class _LayerFile(FileSchema):
     experts: Count | None = None
     experts_per_token: Count | None = None
     gated: Annotated[bool, Field(strict=True)] | None = None
-    shared_experts: Whole | None = None  # each as wide as a routed one
-    shared_ffn_hidden: Whole | None = None  # or how wide all of them are together
-    expert_latent: Annotated[Whole | None, Field(exclude_if=is_nothing)] = None  # width that routed experts work in
+    shared_experts: Whole | None = None
+    shared_ffn_hidden: Whole | None = None
+    expert_latent: Annotated[Whole | None, Field(exclude_if=is_nothing)] = None
     only: Annotated[Literal["mixer", "feed_forward"] | None, Field(exclude_if=is_nothing)] = None  # both parts
 
     def attention(self) -> mixers.Attention | None:
@@ -242,7 +246,8 @@ class ModelFile(_LayerFile):
     """configs/models/*.toml: dimensions of a decoder-only transformer.
 
     Attributes:
-        layers: Of the decoder.
+        layers: Layers of the decoder.
+        context_tokens: Tokens of the longest request, prompt and answer.
     """
 
     name: Name
@@ -253,21 +258,21 @@ class ModelFile(_LayerFile):
     fp8_weights: Literal["fp8", "fp8_block"] = "fp8"  # the form in which its fp8 weights are published
     tied_embeddings: Annotated[bool, Field(strict=True)] = False
     mtp_layers: Whole = 0
-    residual_streams: Annotated[Count, Field(le=64, exclude_if=_is_one)] = 1  # hyper-connections
-    residual_blocks: MaybeWhole = 0  # layers after which attention residuals keep the stream; 0 for none
+    residual_streams: Annotated[Count, Field(le=64, exclude_if=_is_one)] = 1
+    residual_blocks: MaybeWhole = 0
     # These are published beside the dimensions, and in no digest.
-    context_tokens: Annotated[Count | None, Field(exclude=True)] = None  # prompt and answer of the longest request
+    context_tokens: Annotated[Count | None, Field(exclude=True)] = None  # not known
     repositories: Annotated[_Repositories, Field(exclude=True)] = _Repositories()
     fp8_kv_repository: Annotated[Repository | None, Field(exclude=True)] = None
-    eagle3_repository: Annotated[Repository | None, Field(exclude=True)] = None  # a public EAGLE-3 head
+    eagle3_repository: Annotated[Repository | None, Field(exclude=True)] = None
     measured_drafts: Annotated[Literal["mtp", "eagle3"] | None, Field(exclude=True)] = (
         None  # whose acceptance is fitted
     )
-    layernorm_sp: Annotated[tuple[Name, ...], Field(exclude=True)] = ()  # engines that split its norms over tokens
+    layernorm_sp: Annotated[tuple[Name, ...], Field(exclude=True)] = ()
     simulators: Annotated[
         dict[Name, Repository], Field(default_factory=dict, exclude=True)
     ]  # by another simulator, what it calls it
-    own_code: Annotated[bool, Field(strict=True, exclude=True)] = False  # its makers run its repository's own code
+    own_code: Annotated[bool, Field(strict=True, exclude=True)] = False
     groups: tuple[_GroupFile, ...] = ()  # one, of all layers
     order: tuple[Name, ...] = ()  # names of groups, repeated over the layers; one group after the other
 
@@ -529,7 +534,12 @@ class EngineVersionFile(FileSchema):
 
 
 class WorkloadFile(FileSchema):
-    """configs/workloads/*.toml: a model on a hardware under an objective, and the degrees to search."""
+    """configs/workloads/*.toml: a model on a machine under an objective, and the degrees to search.
+
+    Attributes:
+        kernels: Engine whose measured kernels price the ops.
+        declared_choices: Function "module:function" that declares further choices of ops, in the extended space only.
+    """
 
     name: Name
     model: str
@@ -543,27 +553,25 @@ class WorkloadFile(FileSchema):
     context_tokens: Count | None = None  # half way through the answer
     prompt_tokens: Count | None = None
     output_tokens: Count | None = None
-    tpot_slo_ms: Limit | None = None  # 0 for none, as by default
-    ttft_slo_ms: Limit | None = None  # the same
+    tpot_slo_ms: Limit | None = None  # no limit
+    ttft_slo_ms: Limit | None = None  # no limit
     max_gpus: Count
     load_imbalance: Annotated[Positive, Field(ge=1)] = 1.0
     routing: Routing = "balanced"
-    redundant_experts: Annotated[int, Field(ge=0, le=4096, strict=True)] = (
-        0  # copies of experts that each layer holds besides (EPLB)
-    )
+    redundant_experts: Annotated[int, Field(ge=0, le=4096, strict=True)] = 0
     expert_exchange: ExpertExchange | None = None  # what the engine does; all_to_all on the bare machine
     two_batch_overlap: Switch = False
     fp8_gather: Switch = False
     merge_collectives: Switch = False
     # Pairs of neighbours: left out of digests, as it was before other splits were there.
-    tp_inner: Annotated[Literal[2, 4, 8, 16], Field(exclude_if=_is_two)] = 2  # GPUs of tp's inner sub-axis
-    overlap_parts: Annotated[Count, Field(le=MOST_PARTS, exclude_if=_is_one)] = 1  # nothing is hidden
+    tp_inner: Annotated[Literal[2, 4, 8, 16], Field(exclude_if=_is_two)] = 2
+    overlap_parts: Annotated[Count, Field(le=MOST_PARTS, exclude_if=_is_one)] = 1  # no overlap
     deepep_mode: Annotated[DeepepMode, Field(exclude_if=_is_auto)] = "auto"
     # Shared out evenly: left out of digests, as it was before layers could be given.
     stage_layers: Annotated[str, Field(pattern=STAGES_PATTERN, max_length=400, strict=True, exclude_if=is_nothing)] = (
         ""  # of each pipeline stage, as in "14,16,16,15"
     )
-    chunk_tokens: Annotated[Count | None, BeforeValidator(_none_of_zero)] = None  # prompts are computed whole, as of 0
+    chunk_tokens: Annotated[Count | None, BeforeValidator(_none_of_zero)] = None  # whole prompts
     # No prompt waits for those of other attention groups: left out of digests, so that those of older results hold.
     prompt_wait_steps: Annotated[int, Field(ge=0, le=100_000, strict=True, exclude_if=is_nothing)] = 0
     speculation: _SpeculationTable | None = None  # one token per step
@@ -572,9 +580,9 @@ class WorkloadFile(FileSchema):
     # One replica that does both: left out of digests in the same way.
     serving: Annotated[_ServingTable | None, Field(exclude_if=is_nothing)] = None
     precisions: _PrecisionsTable
-    groups: GroupChoices = "shared"  # whether kinds of layers share the choices of their ops
+    groups: GroupChoices = "shared"
     space: SpaceName = "joint"  # the engine's, where one is named
-    declared_choices: str | None = None  # "module:function" that declares them; in the extended space only
+    declared_choices: str | None = None
     margin: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     # As predicted: left out of digests, as it was before confidence could be asked for.
     confidence: Annotated[float, Field(ge=0.5, le=0.99, strict=True, exclude_if=_is_even)] = EVEN_ODDS

@@ -49,14 +49,14 @@ class GroupedAttention:
     """Softmax attention whose query heads share KV heads; multi-head and multi-query attention are its ends.
 
     Attributes:
-        heads, kv_heads: Of queries, and of keys and values.
+        heads, kv_heads: Query heads, and heads of keys and values.
         head_dim: Width of a query and a key.
         value_width: Width of a value if it differs; 0 for `head_dim`.
         window: Tokens that a token sees, itself the last; 0 for all.
         chunked: Whether the window is a chunk instead: a token sees its own chunk of `window` tokens so far.
         sinks: Tokens at the beginning that every token sees beside its window.
         output_gate: Whether a gate as wide as the queries is projected with them.
-        indexer: Of sparse attention; None reads every cached token.
+        indexer: The indexer of sparse attention; without one every cached token is read.
     """
 
     heads: int
@@ -119,7 +119,7 @@ class LatentAttention:
         rope_dim: Width of the cached rotary key, and of each head's rotary query.
         value_dim: Width of each head's value.
         output_gate: Whether a gate as wide as the values is projected from the hidden state.
-        indexer: Of sparse attention; None reads every cached token.
+        indexer: The indexer of sparse attention; without one every cached token is read.
     """
 
     heads: int

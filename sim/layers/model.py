@@ -20,7 +20,7 @@ class FeedForward:
         experts: Experts; 1 means a dense layer.
         experts_per_token: Distinct experts each token visits (top-k).
         gated: Whether the activation multiplies two projections (SwiGLU) or one (GELU).
-        shared_ffn_hidden: Width of the experts together that every token visits, beside the routed ones.
+        shared_ffn_hidden: Total width of the experts that every token visits, beside the routed ones.
         latent: Width of the latent that routed experts work in; 0 for the hidden width. Projections into it and back
             stand before the dispatch and behind the combine, whole on every GPU. Source: vLLM's nemotron_h.py.
     """
@@ -99,14 +99,14 @@ class Published:
     """What the makers of a model, and of engines, published of it; no dimension.
 
     Attributes:
-        context_tokens: Of the longest request, prompt and answer; None where it is not known.
-        repositories: Of its weights on Hugging Face by their format, the preferred one first.
-        fp8_kv_repository: Of weights quantised to fp8 by NVIDIA's Model Optimizer, with scales of the KV cache.
-        eagle3_repository: Of an EAGLE-3 head, which drafts from the model's hidden states.
-        measured_drafts: Its drafts whose acceptance is measured; that of others is known less well.
-        layernorm_sp: Engines that can split its norms over tokens in prefill.
+        context_tokens: Tokens of the longest request, prompt and answer; None where it is not known.
+        repositories: Repositories of its weights on Hugging Face by their format, the preferred one first.
+        fp8_kv_repository: Repository of weights in fp8 by NVIDIA's Model Optimizer, with scales of the KV cache.
+        eagle3_repository: Repository of a public EAGLE-3 head, which drafts from the model's hidden states.
+        measured_drafts: The kind of drafts whose acceptance was measured, which narrows their interval.
+        layernorm_sp: Engines that can shard its norms over tokens in prefill.
         simulators: What other simulators call it.
-        own_code: Whether its makers start engines with its repository's own code (--trust-remote-code).
+        own_code: Whether its makers start engines with the repository's own code (--trust-remote-code).
     """
 
     context_tokens: int | None = None
@@ -134,7 +134,8 @@ class Model:
         mtp_layers: Layers published beside these that draft further tokens (multi-token prediction).
         residual_streams: Residual streams that each part of a layer mixes into one and adds to; see
             `sim.ops.residuals`.
-        residual_blocks: Layers after which the residual stream is kept, for all later parts to mix; 0 for none.
+        residual_blocks: Layers after which attention residuals store the residual stream, for all later parts to mix;
+            0 for none.
         published: What else its makers say; models that differ in it alone are equal.
     """
 
