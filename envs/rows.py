@@ -1,4 +1,4 @@
-"""One row per call on disk: JSON Lines while the run goes on, Parquet when it is done.
+"""One row per call on disk: JSON Lines while the run continues, Parquet when it is done.
 
 Every line carries the digest of itself and of all before it, so that what is lost, doubled, swapped or altered shows.
 
@@ -36,7 +36,7 @@ _FRAME_ROWS = 8
 
 
 class RowsTaken(RuntimeError):
-    """Another process goes on with the run; the message begins with the path of its rows."""
+    """Another process continues with the run; the message begins with the path of its rows."""
 
 
 @final
@@ -60,7 +60,7 @@ class RowWriter:
 
     @classmethod
     def resume(cls, path: Path, calls: int, seal: Seal | None = None) -> RowWriter:
-        """A writer that goes on after the first `calls` rows; later ones are dropped, for the run makes them again.
+        """A writer that continues after the first `calls` rows; later ones are dropped, for the run makes them again.
 
         Also right if the file ends in half a row, was compacted meanwhile, or (with 0 calls) does not exist.
 
@@ -184,7 +184,7 @@ def file_digest(path: Path, calls: int | None = None) -> str:
 
 
 def rows_digest(run_dir: Path) -> str:
-    """The digest of a run's rows as `RowWriter` has it, worked out anew from each of them.
+    """The digest of a run's rows as `RowWriter` has it, computed again from each of them.
 
     Raises:
         FileNotFoundError, DamagedRows: See `read_rows`.

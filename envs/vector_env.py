@@ -28,7 +28,7 @@ class VectorStrategyEnv(VectorEnv[Observation, NDArray[np.integer[Any]], NDArray
     """`num_envs` searches of one workload, each with elites of its own, stepped together.
 
     It does what gymnasium's `SyncVectorEnv` of as many `StrategyEnv`s does, but evaluates all strategies of a step in
-    one call. An episode that has ended starts anew with the next step, which evaluates nothing (`NEXT_STEP`).
+    one call. An episode that has ended restarts with the next step, which evaluates nothing (`NEXT_STEP`).
 
     Observations: float32 `[num_envs, T, A]`; actions: `[num_envs, A]`; infos: see `StrategyEnv.step`, an array of
     `num_envs` per name and without the evaluation itself, so that they travel lightly between processes.
@@ -66,7 +66,7 @@ class VectorStrategyEnv(VectorEnv[Observation, NDArray[np.integer[Any]], NDArray
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Starts every search anew."""
+        """Starts every search again."""
         seeds = (
             seed if isinstance(seed, Sequence) else [None if seed is None else seed + i for i in range(self.num_envs)]
         )
@@ -77,7 +77,7 @@ class VectorStrategyEnv(VectorEnv[Observation, NDArray[np.integer[Any]], NDArray
     def step(
         self, actions: NDArray[np.integer[Any]]
     ) -> tuple[Observation, NDArray[Any], NDArray[Any], NDArray[Any], JsonObject]:
-        """Evaluates one strategy of every search whose episode goes on, and starts the others anew.
+        """Evaluates one strategy of every search whose episode continues, and starts the others again.
 
         Raises:
             SimulatorFailure, ValueError: See `StrategyEnv.step`.

@@ -60,6 +60,6 @@ class CrossEntropy(Searcher):
         return {"rng": self.rng.bit_generator.state, "shares": shares, "drawn": list(self._drawn)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Continues from there."""
         self.rng.bit_generator.state = state["rng"]
         self._shares, self._drawn = [each.copy() for each in state["shares"]], list(state["drawn"])

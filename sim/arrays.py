@@ -119,7 +119,7 @@ def figures_in_lanes(price: Callable[..., Sequence[Any]], *columns: Any) -> Floa
 
 
 def by_distinct(function: Callable[..., Any], *columns: Any) -> Any:
-    """What a function of few numbers is in each lane, worked out once for each of them; a tuple `[n]` of several."""
+    """What a function of few numbers is in each lane, computed once for each of them; a tuple `[n]` of several."""
     which, distinct = numbered(*columns)
     found = np.array([function(*each) for each in distinct]).T.take(which, axis=-1).view(Lanes)
     return found if found.ndim == 1 else tuple(found)

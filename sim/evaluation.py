@@ -285,7 +285,7 @@ class Evaluation:
         return evaluation
 
     def explained_by(self, explain: Callable[[], Explanation]) -> Evaluation:
-        """The same figures, with an explanation that is worked out when it is first asked for.
+        """The same figures, with an explanation that is computed when it is first asked for.
 
         Args:
             explain: Pure: whoever asks, and whenever, gets the same.

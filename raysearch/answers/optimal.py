@@ -60,13 +60,13 @@ def no_bars(_: str) -> AbstractContextManager[CountProgress]:
 
 @dataclass(frozen=True, repr=False)
 class OptimumResult(Result):
-    """The best strategy of a question's whole space; how the landscape lies around it is worked out when it is read.
+    """The best strategy of a question's whole space; how the landscape lies around it is computed when it is read.
 
     Attributes:
         question: What was asked.
         workload: What it is about.
         landscape: Whether the feasible strategies are counted too, where they can be added up.
-        fresh: Whether what the cache on disk holds is found anew.
+        fresh: Whether to search again even if the optimum is in the cache on disk.
         bars: Shows progress.
         uneven_stages: Whether pipelines with the best layers per stage are solved, too.
         replays: In phase traffic, strategies to replay at most.

@@ -37,7 +37,7 @@ class PlacementResult(Result):
 
     Attributes:
         plan: The best placement, and the best of other kinds.
-        progress: Called with (what, done, total) while curves are worked out.
+        progress: Called with (what, done, total) while curves are computed.
     """
 
     plan: FleetPlan

@@ -105,7 +105,7 @@ class SearchResult(Result):
         bars: Bars = no_bars,
         bar: RunBar = no_bar,
     ) -> SearchResult:
-        """Searches, or goes on; see `raysearch.api.search`. `begun` is called when the folder can be gone on with."""
+        """Searches, or continues; see `raysearch.api.search`. `begun` is called when the folder can be resumed."""
         workload = load_question(question)
         if resume and out is None:
             raise InputError("--resume needs --out: the folder of the search to continue")

@@ -40,7 +40,7 @@ def run_study_file(
 ) -> ReportResult:
     """Runs what of a study is not finished; see `raysearch.api.study`.
 
-    `begun` is called with the folder once it can be gone on with, `bars` show the search for the exact optima.
+    `begun` is called with the folder once it can be resumed, `bars` show the search for the exact optima.
     """
     if resume and out is None:
         raise InputError("--resume needs --out: the folder of the study to continue")

@@ -65,7 +65,7 @@ def stop(signum: int, _frame: Any) -> NoReturn:
 
 
 def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
-    """Has a stop that came amid a finaliser, whose exceptions Python ignores, come anew in a moment."""
+    """Has a stop that came amid a finaliser, whose exceptions Python ignores, come again in a moment."""
     stopped = ignored.exc_value
     if isinstance(stopped, Interrupted):
         signal.signal(signal.SIGALRM, lambda _, frame: stop(stopped.signum, frame))

@@ -117,7 +117,7 @@ class CheckedCertificate:
         workload: What the question asks about.
         proof: What was proved.
         evaluated: Strategies that were evaluated for it.
-        traffic: In phase traffic, the best goodput and the bound of the rest, replayed and found anew.
+        traffic: In phase traffic, the best goodput and the bound of the rest, replayed and found again.
     """
 
     question: Question
@@ -174,7 +174,7 @@ def check_certificate(
 
 
 def _checked_goodput(path: Path, workload: Workload, stated: _Goodput | None) -> BestGoodput | None:
-    """The goodput that a certificate states, worked out once more. Raises: Damaged: It is another one."""
+    """The goodput that a certificate states, computed once more. Raises: Damaged: It is another one."""
     if not phase_of(workload).replayed:
         return None
     if stated is None:

@@ -94,7 +94,7 @@ def best_of_space(
 ) -> SpaceBest:
     """The exact best of a space, see `named_space`: from the disk cache, or found now and kept there.
 
-    With declared choices, or an engine that is not shipped, it is found anew: no file's name can distinguish functions.
+    With declared choices, or an engine that is not shipped, it is computed again: no file's name tells functions apart.
     """
     space = named_space(workload, name)
     foreign = space.engine is not None and space.engine.name not in SHIPPED

@@ -121,5 +121,5 @@ def within(seconds: float, work: Callable[[], WorkResult], what: Callable[[], st
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if due_s:  # somebody else's alarm goes on
+        if due_s:  # somebody else's alarm continues
             signal.setitimer(signal.ITIMER_REAL, max(due_s - (time.monotonic() - began_s), 1e-6), every_s)

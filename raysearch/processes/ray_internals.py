@@ -14,7 +14,7 @@ import ray
 from raysearch.base.errors import RunFailed
 
 START_S = 55.0
-"""[assumed] A Ray of our own that is not there by then is started anew."""
+"""[assumed] A Ray of our own that is not there by then is restarted."""
 _CONFIG = "ray._raylet:Config"
 _TOKENS = "ray._raylet:AuthenticationTokenLoader"
 _CLUSTERS = "ray._private.ray_constants:ENABLE_RAY_CLUSTER"
@@ -32,7 +32,7 @@ working directory. The rest spare time and noise."""
 
 
 def forget_token() -> None:
-    """Has this process read Ray's mode of authentication and token anew. Raises: RunFailed: This Ray cannot."""
+    """Has this process read Ray's mode of authentication and token again. Raises: RunFailed: This Ray cannot."""
     _value(_CONFIG).initialize("")
     _value(_TOKENS).instance().reset_cache()
 

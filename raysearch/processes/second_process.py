@@ -24,7 +24,7 @@ _WITH_THREADS = {"ray", "torch"}
 def begun_beside(work: Callable[[], _T], *, parallel: bool) -> Callable[[], _T]:
     """Begins some work, and returns what waits for its result.
 
-    The process is a fork, which knows all that this one has worked out. What it works out beside its result is lost.
+    The process is a fork, which knows all that this one has computed. What it works out beside its result is lost.
 
     Args:
         work: Changes nothing, and returns something small that can be pickled.

@@ -6,7 +6,7 @@
 
 Ray puts its own handlers in place of ours, may hang in C++ code, and leaves daemons behind when its driver dies.
 Watcher and keeper import none of it, and adopt what is orphaned below them: whichever of the three is killed, another
-ends the rest. The child sends a beat every few seconds; where none comes it counts as dead, and is begun anew.
+ends the rest. The child sends a beat every few seconds; where none comes it counts as dead, and is begun again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOOK_S = 0.05
 
 _terminals = [stream for stream in (1, 2) if os.isatty(stream)]  # asked now: one that went away says no
 _pipe: int | None = None
-"""In the child: where it writes with what it can be gone on with, whether Ray starts, beats, and null at its end."""
+"""In the child: where it writes how it can be resumed, whether Ray starts, beats, and null at its end."""
 _calls = 0
 """In the child: how many were made. A beat is an object with it."""
 _speaking = threading.Lock()
@@ -60,17 +60,17 @@ def supervised(run: Callable[[], int]) -> int:
     """
     adopt_orphans()
     stops = _Stops()
-    end, going_on, anew = _End(START_ANEW), resumed_with(), False
+    end, resuming, restarted = _End(START_ANEW), resumed_with(), False
     calls = in_vain = 0
     while in_vain < MOST_STARTS:
         end = _watch(run, stops)
         in_vain = 0 if end.calls > calls else in_vain + 1
         calls = max(calls, end.calls)
-        going_on = end.going_on or going_on
+        resuming = end.resuming or resuming
         if not end.passes or stops.signum is not None:
             break
-        sys.argv[1:], anew = going_on or sys.argv[1:], True
-    kept = kept_by(going_on) if going_on else ""
+        sys.argv[1:], restarted = resuming or sys.argv[1:], True
+    kept = kept_by(resuming) if resuming else ""
     rest = f"; {kept}" if kept else ""
     if stops.signum is not None and not end.finished:
         if end.code <= 128:  # it did not say so itself
@@ -79,8 +79,10 @@ def supervised(run: Callable[[], int]) -> int:
     if not end.reached:
         print(f"error: {end.why}{rest}", file=sys.stderr)
         return FAILURE
-    stopped = end.code == FAILURE or (end.code == INPUT_ERROR and anew)  # the second: its cluster has not come back
-    if stopped and kept and not end.going_on:
+    stopped = end.code == FAILURE or (
+        end.code == INPUT_ERROR and restarted
+    )  # the second: its cluster has not come back
+    if stopped and kept and not end.resuming:
         print(f"note: {kept}", file=sys.stderr)
     return end.code
 
@@ -90,7 +92,7 @@ class _End(NamedTuple):
 
     Attributes:
         code: Its exit code; negative if a signal ended it.
-        going_on: How it can be resumed, if it has stated that.
+        resuming: The arguments that resume it, if it has stated them.
         reached: Whether it ran to its end; not if code that it called, or a signal, ended the process.
         amid_ray: Whether that was while Ray started.
         silent: Whether it had to be ended because it gave no sign of life.
@@ -98,7 +100,7 @@ class _End(NamedTuple):
     """
 
     code: int
-    going_on: list[str] | None = None
+    resuming: list[str] | None = None
     reached: bool = False
     amid_ray: bool = False
     silent: bool = False
@@ -127,7 +129,7 @@ class _End(NamedTuple):
 
 
 def resumed_with() -> list[str] | None:
-    """The arguments of a command that goes on with something: they do so again, from its first moment on."""
+    """The arguments of a command that resumes something: they resume it again, from its first moment on."""
     return sys.argv[1:] if "--resume" in sys.argv else None
 
 
@@ -138,7 +140,7 @@ def kept_by(arguments: Sequence[str]) -> str:
 
 
 def can_go_on_with(arguments: Sequence[str]) -> None:
-    """Tells the watcher how what was begun is gone on with: for its last words, and to do so when Ray dies."""
+    """Tells the watcher how what was begun is resumed: for its last words, and to do so when Ray dies."""
     _say(list(arguments))
 
 
@@ -153,7 +155,7 @@ def starting_ray() -> Iterator[None]:
 
 
 def got_on(calls: int) -> None:
-    """Tells the watcher, with the next beat, how many calls were made in all: a command that got on is begun anew."""
+    """Tells the watcher, with the next beat, how many calls were made in all: a command that got on is begun again."""
     global _calls
     _calls = calls
 
@@ -165,7 +167,7 @@ def _say(what: list[str] | bool | dict[str, int] | None) -> None:
 
 
 def start_anew() -> None:
-    """Ends this process at once, to be gone on with by another; returns where nobody watches."""
+    """Ends this process at once, to be resumed by another; returns where nobody watches."""
     if _pipe is not None:
         os._exit(START_ANEW)
 
@@ -244,11 +246,11 @@ def _hear_out(keeper: int, ear: _Ear, stops: _Stops) -> _End:
         calls = max(calls, *(each["calls"] for each in heard if isinstance(each, dict)), 0)
         if ended:
             codes = [each for each in messages if type(each) is int]
-            going_on = [each for each in messages if isinstance(each, list)]
+            resuming = [each for each in messages if isinstance(each, list)]
             amid_ray = [each for each in messages if isinstance(each, bool)]
             code = codes[-1] if codes else os.waitstatus_to_exitcode(status)
             starting = amid_ray[-1:] == [True]
-            return _End(code, going_on[-1] if going_on else None, None in messages, starting, silent, calls)
+            return _End(code, resuming[-1] if resuming else None, None in messages, starting, silent, calls)
         quiet = 0 if heard else quiet + 1
         stopped = stopped + 1 if _is_stopped(keeper) else 0
         if max(quiet, stopped) * _LOOK_S > WATCHER_SILENT_S and not silent:

@@ -1,7 +1,7 @@
 """Figures of merit over many runs, with their uncertainty: pure functions on arrays.
 
 A figure rests on strata: one array per workload, [seeds, ...], each row one run. Its 95 % interval is the percentile
-interval of a stratified bootstrap: seeds are drawn anew, with replacement, within every workload, and the workloads
+interval of a stratified bootstrap: seeds are drawn again, with replacement, within every workload, and the workloads
 stay as they are. It says how far other seeds could have led, not other workloads.
 
 Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice", NeurIPS 2021, sections

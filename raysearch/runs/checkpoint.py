@@ -1,4 +1,4 @@
-"""A run's checkpoint on disk: arrays and plain data behind their SHA-256, so that no damaged one is ever gone on from.
+"""A run's checkpoint on disk: arrays and plain data behind their SHA-256, so that no damaged one is ever resumed from.
 
 Nothing in it can run code: the arrays are NumPy's, read without pickle, and all else is JSON. What a checkpoint may
 hold is None, bool, int, float, str, lists, tuples and dictionaries of such, and arrays of numbers.

@@ -95,7 +95,7 @@ class CallsInFlight:
         """Takes in the call whose answer arrives first, or whose turn it was before: its action and what came of it.
 
         Raises:
-            SimulatorFailure: The black box failed on it for good. It stays under way, for a run that goes on.
+            SimulatorFailure: The black box failed on it for good. It stays under way, for a run that continues.
             InputError: The recorded order is of another run.
         """
         call = self._next()
@@ -128,7 +128,7 @@ class CallsInFlight:
         return {"decided": self._decided, "under_way": under_way, "exhausted": self.exhausted}
 
     def set_state(self, state: SavedState, observation: NDArray[np.float32]) -> None:
-        """Goes on from a snapshot, for which the gate shows `observation`; what was under way is begun again."""
+        """Continues from a snapshot, for which the gate shows `observation`; what was under way is begun again."""
         self._decided, self.exhausted = int(state["decided"]), bool(state["exhausted"])
         self.observation = observation
         for number, action in state["under_way"]:

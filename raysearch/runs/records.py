@@ -288,7 +288,7 @@ class RunSummary(Record):
         fraction_of_optimum: The best as a share of it.
         wall_s: Seconds that the run took, all its processes' lives together.
         improvements: Calls that raised the best, each with the run's seconds when it was made.
-        answers_differ: What a black box answered otherwise when it was asked anew.
+        answers_differ: What a black box answered otherwise when it was asked again.
         metrics: What the searcher reports of itself.
     """
 

@@ -60,7 +60,7 @@ class SearchRun:
         simulator: Simulator | None = None,
         order: Sequence[int] = (),
     ) -> None:
-        """Starts a run from its first call, or goes on from its last checkpoint.
+        """Starts a run from its first call, or continues from its last checkpoint.
 
         Args:
             spec: What to run.

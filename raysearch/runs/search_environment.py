@@ -45,7 +45,7 @@ class SearchEnvironment:
     Args:
         named: RLlib's `env_config`: fields of `RunSpec` but searcher and options, those of `Patience`, `elites`, the
             rows of the observation, and `folder`, where the rows of calls go: it may hold those of a search that is
-            gone on with.
+            resumed.
 
     Raises:
         InputError, CatalogError: A field is unknown, or the search cannot be made.

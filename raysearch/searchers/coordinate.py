@@ -47,7 +47,7 @@ class CoordinateSearcher(Searcher):
     From a uniform start it sweeps the coordinates again and again, in an order drawn per start, calling every
     other value of each. It moves to whatever is at least as good: strictly better values, and equal ones, so that
     it drifts over plateaus instead of standing still. Once a whole sweep brought nothing strictly better the
-    position is a local optimum, and it starts anew.
+    position is a local optimum, and it restarts.
 
     An infeasible strategy is worth 0 tokens/s/GPU, and how far it is from feasible is not known here. So from an
     infeasible start the plateau rule is the only guide: the position drifts through one sweep, and the

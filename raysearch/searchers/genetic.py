@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pymoo.core.population import Population
 
 _BROODS = 20
-"""How often pymoo breeds anew before it finds that no child does anything new; it would try 100 times. [assumed]"""
+"""How often pymoo breeds again before it finds that no child does anything new; it would try 100 times. [assumed]"""
 
 
 class GeneticOptions(NoOptions):

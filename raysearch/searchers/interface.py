@@ -186,7 +186,7 @@ class Searcher(abc.ABC):
 
     @abc.abstractmethod
     def set_state(self, state: SavedState) -> None:
-        """Goes on from a snapshot that a searcher with the same constructor arguments gave."""
+        """Continues from a snapshot that a searcher with the same constructor arguments gave."""
 
     @property
     def environment(self) -> JsonObject:

@@ -60,7 +60,7 @@ class _DegreeSweep(Searcher):
         return {"proposed": self._proposed}
 
     def set_state(self, state: SavedState) -> None:
-        """Goes on after those proposed."""
+        """Continues after those proposed."""
         self._proposed = state["proposed"]
 
 

@@ -51,5 +51,5 @@ class SB3PPOSearcher(Searcher):
         return self._agent.get_state()
 
     def set_state(self, state: SavedState) -> None:
-        """Goes on from `get_state`."""
+        """Continues from `get_state`."""
         self._agent.set_state(state)

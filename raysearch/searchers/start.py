@@ -16,10 +16,10 @@ from sim.json_object import JsonObject
 
 @final
 class StartedSearcher(Searcher):
-    """Calls given actions, then goes on as another searcher that knows of them.
+    """Calls given actions, then continues as another searcher that knows of them.
 
     Args:
-        inner: Who goes on.
+        inner: Who continues.
         start: Actions `[A]` to call first.
     """
 
@@ -61,7 +61,7 @@ class StartedSearcher(Searcher):
         return {"asked": self._asked, "told": self._answers, "inner": self._inner.get_state()}
 
     def set_state(self, state: SavedState) -> None:
-        """Goes on from there."""
+        """Continues from there."""
         self._asked, self._answers = int(state["asked"]), int(state["told"])
         self._inner.set_state(state["inner"])
 

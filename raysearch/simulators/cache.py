@@ -31,7 +31,7 @@ class AnswerCache:
     """Answers of one black box on disk.
 
     Failures are not kept. One file serves any number of processes of one host; where it cannot be used (a network
-    folder without locks, a full disk) the search goes on without it, after one note.
+    folder without locks, a full disk) the search continues without it, after one note.
 
     Args:
         path: SQLite file of this very simulator; made if missing.
@@ -54,7 +54,7 @@ class AnswerCache:
             self._best = answer
 
     def differing(self, ask: Callable[[Strategy], Evaluation]) -> list[str]:
-        """Asks the black box anew about the best and the first few strategies; returns what it now says otherwise.
+        """Asks the black box again about the best and the first few strategies; returns what it now says otherwise.
 
         A cache hides that a black box is not pure: a resumed or repeated run would find other figures.
         """
@@ -81,7 +81,7 @@ class AnswerCache:
             if digest != self._seal(strategy, content):
                 return None
             return checked(_evaluations().validate_json(content), strategy)
-        except ValueError:  # of another version: it is asked for and written anew
+        except ValueError:  # of another version: it is asked for and written again
             return None
         except (sqlite3.Error, OSError) as error:
             _note_unused(self._path, str(error))

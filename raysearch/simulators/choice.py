@@ -37,7 +37,7 @@ def evaluating(
         patience: With the simulator.
         workers: As the user chose. None: none for our own simulator, which answers faster than a worker is reached;
             for a plugged-in one as `choose_workers` measures.
-        forgiving: Whether the search goes on where the simulator fails on a strategy.
+        forgiving: Whether the search continues where the simulator fails on a strategy.
 
     Raises:
         InputError, RunFailed: The simulator cannot be used.

@@ -85,7 +85,7 @@ class Forgiving:
             return failed_evaluation(workload, strategy, failure_text(error))
 
     def asked_twice(self, workload: Workload) -> list[str]:
-        """What the black box says otherwise when it is asked anew."""
+        """What the black box says otherwise when it is asked again."""
         return self._source.asked_twice(workload)
 
     def close(self) -> None:

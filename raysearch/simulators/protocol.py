@@ -27,7 +27,7 @@ class Simulator(Protocol):
         ...
 
     def asked_twice(self, workload: Workload) -> list[str]:
-        """Asks anew about a few strategies, if that could tell anything; returns what it now says otherwise."""
+        """Asks again about a few strategies, if that could tell anything; returns what it now says otherwise."""
         ...
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from sim.strategy import Strategy
 from sim.workload import Workload
 
 _START_S = 4 * START_TIMEOUT_S
-"""[assumed] Longest start of a worker, which is not begun anew after it: imports take minutes where cores are busy."""
+"""[assumed] Longest start of a worker, which is not begun again after it: imports take minutes where cores are busy."""
 _STARTS = 3
 """[assumed] Processes that may die in a row before any of them has answered: then it is not chance."""
 

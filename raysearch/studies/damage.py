@@ -1,4 +1,4 @@
-"""Sets aside what cannot be gone on with, so that it is made again; nothing is deleted."""
+"""Sets aside what cannot be resumed, so that it is made again; nothing is deleted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def set_aside_damaged_search(folder: Path) -> str:
 
 
 def _check(folder: Path, record: JsonFields | None = None) -> None:
-    """Makes sure that what there is of a run can be gone on with. Raises: Damaged."""
+    """Makes sure that what there is of a run can be resumed. Raises: Damaged."""
     check_regular(folder)
     if any((folder / name).exists() for name in (HEAD_FILE, SUMMARY_FILE, CHECKPOINT_FILE)):
         head = checked_head(folder, record)

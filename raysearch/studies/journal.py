@@ -1,6 +1,6 @@
 """What happened to the runs of a study, and when: a line of JSON per event, so that others can look on.
 
-Nothing is computed from it; without it, or with a part of it, a study goes on all the same.
+Nothing is computed from it; without it, or with a part of it, a study continues all the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Event(NamedTuple):
 
     Attributes:
         at_s: When, in seconds since 1970.
-        kind: "begun" is the study, also when it goes on after a stop; the others are of a run.
+        kind: "begun" is the study, also when it continues after a stop; the others are of a run.
         run_id: Which run; empty for the study.
         fresh: Whether the run had never started before.
     """
@@ -44,14 +44,14 @@ class Journal(StudyDisplay):
     """Writes the journal of a running study into its folder. The file is made with the first run's start."""
 
     def __init__(self, folder: Path) -> None:
-        """Notes that a study goes on, if the folder holds the journal of an earlier part."""
+        """Notes that a study continues, if the folder holds the journal of an earlier part."""
         self._path = folder / JOURNAL_FILE
         self._begun = False
         if self._path.exists():
             self._begin()
 
     def started(self, run_id: str) -> None:
-        """A run begins, or goes on after a failure."""
+        """A run begins, or continues after a failure."""
         self._begin()
         self._write("started", run_id)
 
@@ -88,7 +88,7 @@ def _make_ours(path: Path) -> None:
 
 
 def last_events(folder: Path) -> dict[str, Event]:
-    """The last event of each run since the study was begun or gone on with; empty without a journal.
+    """The last event of each run since the study was begun or resumed; empty without a journal.
 
     A line that cannot be read is passed over: the journal informs, it decides nothing.
     """

@@ -20,7 +20,7 @@ class StudyDisplay(Protocol):
     """What a running study reports of its runs, by run id."""
 
     def started(self, run_id: str) -> None:
-        """A run begins, or goes on after a failure."""
+        """A run begins, or continues after a failure."""
 
     def reported(self, run_id: str, metrics: RunMetrics) -> None:
         """A run has made further calls."""
@@ -39,7 +39,7 @@ class Displays(StudyDisplay):
         self._displays = displays
 
     def started(self, run_id: str) -> None:
-        """A run begins, or goes on after a failure."""
+        """A run begins, or continues after a failure."""
         for display in self._displays:
             display.started(run_id)
 
@@ -95,7 +95,7 @@ class StudyBars(StudyDisplay):
             self._live.stop()
 
     def started(self, run_id: str) -> None:
-        """A run begins, or goes on after a failure."""
+        """A run begins, or continues after a failure."""
         if run_id not in self._tasks and run_id not in self._ended:
             self._tasks[run_id] = self._runs.add_task(run_id, total=self._specs[run_id].budget, best="")
 

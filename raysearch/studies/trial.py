@@ -65,7 +65,7 @@ class SearchTrial(tune.Trainable):
     """Advances one `SearchRun` per trial; the actor is reused for the next trial.
 
     A run checkpoints itself into its own folder, so Tune keeps none: whether a trial starts, starts again after its
-    process died, or is resumed with the study, it goes on where its folder says. While it runs it touches its run.json:
+    process died, or is resumed with the study, it continues from its folder. While it runs it touches its run.json:
     a process that stops doing so is taken for dead by the study.
     """
 
@@ -81,7 +81,7 @@ class SearchTrial(tune.Trainable):
 
         These are `report_every` calls, or what is left of a chunk: at its end the run is saved and may go on elsewhere.
 
-        What would happen again is reported under `FAILURE_KEY` and not raised: Tune would start the run anew in vain,
+        What would happen again is reported under `FAILURE_KEY` and not raised: Tune would start the run again in vain,
         and keep the reason in the same folder, be its disk full or not. A process that dies is Tune's to replace.
         """
         try:

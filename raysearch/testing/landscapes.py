@@ -1,4 +1,4 @@
-"""Landscapes for tests of searchers: pure, instant, and with values that can be worked out by hand."""
+"""Landscapes for tests of searchers: pure, instant, and with values that can be computed by hand."""
 
 from __future__ import annotations
 

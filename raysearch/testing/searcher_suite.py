@@ -113,7 +113,7 @@ class ConformanceRun:
 
 
 def resumed(setting: ConformanceSetting, folder: Path, calls: int, state: bytes) -> ConformanceRun:
-    """A run that goes on from a state after so many calls."""
+    """A run that continues from a state after so many calls."""
     run = ConformanceRun(setting, folder, resumed_calls=calls)
     run.restore(state)
     return run

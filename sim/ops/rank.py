@@ -56,7 +56,7 @@ class OpCost(NamedTuple):
 
 @dataclass(slots=True)
 class Memo:
-    """Costs that were worked out already; strategies share most of them.
+    """Costs that were computed already; strategies share most of them.
 
     Attributes:
         ops: By name and choice of the op.

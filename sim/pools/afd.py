@@ -105,7 +105,7 @@ def best_afd(workload: Workload) -> AfdPool | None:
     """The pool with the most tokens/s/GPU within the limits; None where none keeps them, or there are no experts.
 
     Exact over attention's tensor and data parallelism, expert GPUs, microbatches, and batches of powers of two and
-    half way between them: every combination is worked out.
+    half way between them: every combination is computed.
 
     Args:
         workload: Of phase decode.

@@ -29,7 +29,7 @@ from sim.workload import EVEN_ODDS, Workload
 
 PHASES = (PREFILL.name, DECODE.name)
 PairKnown = tuple[Known, Known]
-"""What searches of prefill and decode pools have worked out."""
+"""What searches of prefill and decode pools have computed."""
 _EVERY = 10**6
 """More than there are degrees."""
 _FIRST = 0.8
@@ -44,7 +44,7 @@ _APART = 1e-7
 
 
 class PoolOptions:
-    """The replicas of one pool, the fastest of each degrees within a latency; worked out as they are asked for.
+    """The replicas of one pool, the fastest of each degrees within a latency; computed as they are asked for.
 
     Attributes:
         workload: Of phase prefill or decode, without limits on latencies.

@@ -14,7 +14,7 @@ _LEAST_SPAN = 200.0
 _EVEN_TOKENS = _LEAST_SPAN / 0.8
 """Tokens up to which that is so."""
 _PER_OCTAVE = 4
-"""Numbers of tokens per octave at which loads with copies are worked out. [assumed] others err by 0.8 % at most"""
+"""Numbers of tokens per octave at which loads with copies are computed. [assumed] others err by 0.8 % at most"""
 
 
 def drawn_experts(
@@ -65,7 +65,7 @@ def busiest_load(
 
 @lru_cache(maxsize=4096)
 def _log_rows(at: int, topk: float, experts: float, ep: float, exponent: float, redundant: int) -> float:
-    """Logarithm of the tokens times the busiest rank's load, at one of the numbers of tokens that are worked out."""
+    """Logarithm of the tokens times the busiest rank's load, at one of the numbers of tokens that are computed."""
     tokens = _EVEN_TOKENS * 2 ** (at / _PER_OCTAVE)
     own = log(tokens * _load(tokens, topk, experts, ep, exponent, redundant))
     return max(own, _log_rows(at - 1, topk, experts, ep, exponent, redundant)) if at else own

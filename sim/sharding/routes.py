@@ -109,7 +109,7 @@ class _Graph:
         return found
 
     def steps(self, number: int) -> Iterator[tuple[int, RouteStep]]:
-        """Where steps from a layout lead, and the steps, of no tensor yet; each is worked out when it is due."""
+        """Where steps from a layout lead, and the steps, of no tensor yet; each is computed when it is due."""
         known = self._known[number]
         yield from known
         for step in self._further[number]:

@@ -124,7 +124,7 @@ def _certificate(path: Path, workload_name: str | None) -> _Checked:
 
 
 def _goodput(traffic: BestGoodput) -> _Checked:
-    """What was found anew of the best goodput."""
+    """What was found again of the best goodput."""
     from raysearch.base.file_io import degrees_text, strategy_dict
 
     strategy = traffic.best.steady_state.strategy if traffic.best else None
@@ -138,5 +138,5 @@ def _goodput(traffic: BestGoodput) -> _Checked:
     }
     best = f"{degrees_text(strategy)}, {traffic.tokens_per_s_per_gpu:,.2f} tokens/s/GPU" if strategy else "none"
     known = "proven: none has more" if traffic.proven else f"no other has more than {traffic.bound:,.2f}"
-    text = f"Best goodput: {best}, {known} ({traffic.replayed:,} replays and the exact search made anew)"
+    text = f"Best goodput: {best}, {known} ({traffic.replayed:,} replays and the exact search repeated)"
     return _Checked(text, fields)

@@ -16,7 +16,7 @@ from sim.sharding.placement import Placement, Shard
 _HEAD = '''
 """Shardings over the devices of MESH of one layer of MODEL, for JAX; all layers are alike.
 
-Where attention (DP x TP) and experts (EP x MOE_TP) have meshes of their own, each of the four is an axis of MESH or two
+Where attention (DP x TP) and experts (EP x MOE_TP) have separate meshes, each of the four is an axis of MESH or two
 neighbours. STREAM is that of [tokens, hidden] between layers, CACHE that of keys and values, [sequences, context, kv
 heads, head dim], or of latents, [sequences, context, width], or None where there is none. LEFT_OUT is what they do not
 say of the model.

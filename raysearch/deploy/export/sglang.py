@@ -127,7 +127,7 @@ def _serving_flags(deployment: Deployment) -> list[Flag]:
     chunk = whole if workload.chunk_tokens is None else workload.chunk_tokens * strategy.attention_dp
     flags: list[Flag] = [
         ("--max-running-requests", deployment.rank_requests * strategy.attention_dp),
-        # A decode pool has SGLang's own chunks, for what it computes anew.
+        # A decode pool has SGLang's own chunks, for what it computes again.
         *([("--chunked-prefill-size", chunk)] if phase_of(workload).prefills else []),
         *([("--enable-mixed-chunk", None)] if _mixes(deployment) else []),
         *([("--max-prefill-tokens", deployment.prompt_tokens)] if deployment.prompt_tokens else []),

@@ -36,7 +36,7 @@ class StoredPair(Record):
 
 
 class StoredChoice(Record):
-    """One answer of several: a strategy, or pools of their own for prompts and answers."""
+    """One answer of several: a strategy, or separate prefill and decode pools."""
 
     strategy: StoredStrategy | None = None
     replicas: StoredReplicas = 1
@@ -52,7 +52,7 @@ class StoredChoice(Record):
 
 
 class StoredFormats(Record):
-    """Formats that an answer was worked out with."""
+    """Formats that an answer was computed with."""
 
     weights: Dtype
     kv_cache: Literal["bf16", "fp8"]
@@ -72,7 +72,7 @@ class Exportable(Record):
 
 
 def question_of(where: Path | str, record: JsonFields) -> Question:
-    """The question that an answer states, with the formats that it was worked out with.
+    """The question that an answer states, with the formats that it was computed with.
 
     An earlier version kept them beside the question, or not at all: then a note says which are assumed.
 
@@ -92,7 +92,7 @@ def question_of(where: Path | str, record: JsonFields) -> Question:
         assumed = question.resolved
         _log.warning(
             "note: %s does not state its formats, as earlier versions did not: weights in %s and a KV cache in %s are "
-            "assumed, today's defaults; if it was worked out with others, ask anew, or give its question here with "
+            "assumed, today's defaults; if the answer had others, repeat its command, or give its question here with "
             "--weights and --kv-cache",
             where,
             assumed.weights,

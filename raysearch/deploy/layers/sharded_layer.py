@@ -87,7 +87,7 @@ class Sharded:
 
     @property
     def extended(self) -> bool:
-        """Whether attention and experts have meshes of their own."""
+        """Whether attention and experts have separate meshes."""
         return self.attention_dp != self.ep
 
     @property
@@ -102,7 +102,7 @@ class Sharded:
 
     @property
     def degrees(self) -> dict[str, int]:
-        """As exported files name them: those of both meshes where there are two."""
+        """As exported files name them: those of both meshes where they are separate."""
         own = {"DP": self.attention_dp, "TP": self.tp, "EP": self.ep, "MOE_TP": self.moe_tp}
         return own if self.extended else {"EP": self.ep, "TP": self.tp}
 

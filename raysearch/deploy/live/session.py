@@ -73,7 +73,7 @@ def tune(
     most: int,
     error_correlation: ErrorCorrelation = ERROR_CORRELATION,
 ) -> Iterator[MeasuringStep]:
-    """Goes on from what was seen until the best is known, nothing is left, or `most` were measured in all.
+    """Continues from what was seen until the best is known, nothing is left, or `most` were measured in all.
 
     Args:
         candidates: What may be run.

@@ -72,7 +72,7 @@ def _at_times(tenant: Tenant, times_s: Floats) -> Requests:
 
 
 _APART = 1 << 80
-"""Added to the hashes of blocks when a trace begins anew: the same prompts would be found in the cache."""
+"""Added to the hashes of blocks when a trace restarts: the same prompts would be found in the cache."""
 
 
 def _from_anywhere(recorded: Requests, rate_per_s: float, horizon_s: float, seed: Sequence[int]) -> Requests:

@@ -24,7 +24,7 @@ from sim.serving.phases import phase_of
 from sim.workload import EVEN_ODDS, Workload, coarse_steps
 
 FormName = Literal["aggregated", "disaggregated"]
-"""Replicas that do both, or pools of their own for prompts and answers."""
+"""Replicas that do both, or separate prefill and decode pools."""
 
 Without = Literal["pp", "ep", "pp,ep"]
 """Degrees that are to stay 1: pipelines, expert parallelism."""

@@ -20,7 +20,7 @@ from sim.workload import Workload
 
 @dataclass(frozen=True)
 class Searched:
-    """What searches of one question have worked out, whatever limits and batches they had.
+    """What searches of one question have computed, whatever limits and batches they had.
 
     Attributes:
         replicas: By the prompts' chunk.

@@ -47,7 +47,7 @@ def compared_formats(
     Args:
         question: Whose weights are `ANY_FORMAT`; a KV cache that it names stays.
         asked: What is asked of a question.
-        progress: Called with what is being worked out.
+        progress: Called with what is being computed.
 
     Raises:
         InputError: No format is published.

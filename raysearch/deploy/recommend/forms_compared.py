@@ -26,7 +26,7 @@ from sim.workload import Workload
 
 FormsCompared = Literal["all", "eagle3", "usual"]
 """Whether others are looked at than the one that an engine starts in, and EAGLE-3 heads of models that do not draft."""
-_NOT_TRIED = "Not tried: draft models, as no public runs tell what they hold; --set draft= prices them"
+_NOT_TRIED = "Not tried: draft models, as no public runs state their acceptance; --set draft= prices them"
 Changes = Mapping[str, Any]
 """Fields of a question."""
 _SPARE_SHARE = 8
@@ -141,9 +141,9 @@ def compared_forms(
     Args:
         question: What it names stays as it is.
         asked: What is asked of a question.
-        progress: Called with what is being worked out.
-        searched: Of the question as it is; what is worked out is added.
-        parallel: Whether what needs no other form's answer may be worked out in processes beside this one.
+        progress: Called with what is being computed.
+        searched: Of the question as it is; what is computed is added.
+        parallel: Whether what needs no other form's answer may be computed in processes beside this one.
     """
 
     def demanded(changes: Changes) -> Demand:

@@ -1,4 +1,4 @@
-"""The deployment with pools of their own for prompts and answers, and which form of deployment serves more."""
+"""The deployment with separate prefill and decode pools, and which form of deployment serves more."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def best_disaggregated(
     Args:
         demand: What is asked.
         begin: As of `sim.pools.best_pair.best_pair`, which no load takes.
-        searched: Of the same demand with other limits or batches; what is worked out is added.
+        searched: Of the same demand with other limits or batches; what is computed is added.
     """
     workload, searched = demand.workload, searched or Searched()
     traffic = traffic_of(workload)

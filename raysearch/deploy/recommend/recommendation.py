@@ -66,10 +66,10 @@ class Recommendation:
         variations: The best if something were different.
         front: From most throughput to most speed.
         miss: Where nothing is feasible.
-        pair: The best pools of their own for prompts and answers; None where none keeps the limits, or they are not
+        pair: The best separate prefill and decode pools; None where none keeps the limits, or they are not
             asked for.
         proof: What is known of the fewest GPUs where requests come at random; None otherwise.
-        searched: What the searches have worked out.
+        searched: What the searches have computed.
     """
 
     demand: Demand
@@ -143,11 +143,11 @@ def recommended(
 
     Args:
         demand: What is asked.
-        progress: Called with what is being worked out.
-        found: Given the best as soon as it is known, before what stands beside it is worked out; not called where
+        progress: Called with what is being computed.
+        found: Given the best as soon as it is known, before what stands beside it is computed; not called where
             nothing is feasible.
         near: Of the same demand over few batches: its strategies are tried first.
-        parallel: Whether parts that do not need each other may be worked out in processes beside this one.
+        parallel: Whether parts that do not need each other may be computed in processes beside this one.
     """
     progress("the engine's best")
     searched, begin = near.searched if near else Searched(), near.pair.strategies if near and near.pair else ()
@@ -223,7 +223,7 @@ def best_alone(demand: Demand, searched: Searched | None = None) -> Recommendati
 
     Args:
         demand: What is asked.
-        searched: Of the same demand with other limits or batches; what is worked out is added.
+        searched: Of the same demand with other limits or batches; what is computed is added.
     """
     searched = searched or Searched()
     pair = best_disaggregated(demand, searched=searched) if demand.chooses_form else None
@@ -238,7 +238,7 @@ def begun(demand: Demand, searched: Searched) -> Recommendation:
 
     Args:
         demand: What is asked; requests that come at random are served in the steady state.
-        searched: What is worked out is added.
+        searched: What is computed is added.
     """
     few = demand.over_few_batches
     pair = None
@@ -259,7 +259,7 @@ def _with_best_chunk(
 
     Args:
         demand: What is asked.
-        searched: What is worked out is added.
+        searched: What is computed is added.
         near: As of `recommended`: its chunk and strategies are tried first.
         pair: The best pools; where they are far ahead, the chunk is the best over few batches.
     """

@@ -353,7 +353,7 @@ class LearnToShard(PPO):
         return figures
 
     def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> EliteModule:
-        """The policy that decides, with all that it knows: explored with the next numbers, it goes on as the search."""
+        """The policy that decides, with its whole state: explored with the next numbers, it continues the search."""
         return self._runner.module
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -365,15 +365,15 @@ class LearnToShard(PPO):
         return []
 
     def get_state(self, *args: Any, **kwargs: Any) -> SavedState:
-        """Plain values and arrays, with which a search goes on bit-identically."""
+        """Plain values and arrays, with which a search continues bit-identically."""
         learner = self._learner.get_state(components=[COMPONENT_RL_MODULE, COMPONENT_OPTIMIZER])
         learner = {name: learner[name] for name in (COMPONENT_RL_MODULE, COMPONENT_OPTIMIZER)}
         search = {**self.progress.get_state(), "policy_loss": self.policy_loss}
         return {"learner": copy.deepcopy(learner), "runner": self._runner.get_state(), "search": search}
 
     def set_state(self, state: SavedState) -> None:
-        """Goes on from `get_state`, whatever happened since."""
-        state = copy.deepcopy(state)  # RLlib goes on to write into the optimiser's arrays
+        """Continues from `get_state`, whatever happened since."""
+        state = copy.deepcopy(state)  # RLlib continues to write into the optimiser's arrays
         self._learner.set_state(state["learner"])
         self.progress.set_state(state["search"])
         self.policy_loss = state["search"]["policy_loss"]
@@ -384,7 +384,7 @@ class LearnToShard(PPO):
         return []
 
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """As RLlib, which goes on to tell env runners that are other processes."""
+        """As RLlib, which continues to tell env runners that are other processes."""
         Checkpointable.restore_from_path(self, path, *args, **kwargs)
 
 

@@ -18,7 +18,7 @@ class CopyOptions(SharedOptions):
         copy_choice: Logit that an elite's own choice starts with.
         copy_degree: Logit that an elite's own degree starts with.
         degree_step: What a degree's logit loses at the start per table step away from the elite's.
-        patience: Calls without a better elite after which the policy and its elites start anew.
+        patience: Calls without a better elite after which the policy and its elites restart.
         candidates: New strategies drawn from the policy per call, of which the critic picks one; 1: no critic.
         behaviour_correction: Whether advantages are weighed by how much likelier the policy alone was to make a call
             than the search, which calls nothing twice and listens to the critic.

@@ -61,7 +61,7 @@ class AgentSearcher(Searcher):
         return self.algorithm.get_state()
 
     def set_state(self, state: SavedState) -> None:
-        """Goes on from `get_state`."""
+        """Continues from `get_state`."""
         self.algorithm.set_state(state)
 
     @property

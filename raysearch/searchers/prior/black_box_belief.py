@@ -302,7 +302,7 @@ class BlackBoxBelief:
         }
 
     def set_state(self, state: SavedState) -> None:
-        """Goes on with those answers."""
+        """Continues with those answers."""
         self.actions, self.answers, self.inputs, self._foreseen = [], [], [], []
         for action, answer in zip(state["told"], state["outcomes"].tolist(), strict=True):
             raw, excess, simulated = answer

@@ -41,7 +41,7 @@ _LOG_WIDTH = 1.5
 _LINEARISED, _LONGEST_STEP = 6, 1.0
 """Rounds in which the factors of a machine's terms are found, and nats by which they move in one. [assumed]"""
 _REFIT = 1.15
-"""Growth of the answers after which scales are weighed anew."""
+"""Growth of the answers after which scales are weighed again."""
 _BELIEVED, _LEAST = 6, 0.03
 """Combinations of scales that are believed at once, and the least probability of one. [assumed]"""
 
@@ -156,7 +156,7 @@ class ResidualProcess:
         return self.weighed[0][1]
 
     def learn(self, inputs: Reals, values: Reals) -> None:
-        """Takes all answers anew: the network's inputs `[n, F]` and residuals `[n]`."""
+        """Takes all answers again: the network's inputs `[n, F]` and residuals `[n]`."""
         count = len(values)
         if not count:
             return

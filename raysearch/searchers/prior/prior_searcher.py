@@ -173,7 +173,7 @@ class PriorSearcher(Searcher):
         }
 
     def set_state(self, state: SavedState) -> None:
-        """Goes on with those answers and candidates."""
+        """Continues with those answers and candidates."""
         self.rng.bit_generator.state = state["rng"]
         self.belief.set_state(state)
         self._pending = [action.copy() for action in state["pending"]]
@@ -193,5 +193,5 @@ def _policy_of(options: PriorOptions, inputs: int, constants: int) -> Policy | N
         return None
     policy = read_policy(path := Path(options.policy) if options.policy else SHIPPED_POLICY)
     if not policy.reads(inputs, constants):
-        raise InputError(f"{path}: expected a policy of {inputs} inputs; make it anew with `raysearch pretrain`")
+        raise InputError(f"{path}: expected a policy of {inputs} inputs; make it again with `raysearch pretrain`")
     return policy
