@@ -220,7 +220,7 @@ class RunHead(Record):
         hardware: Its machine's name.
         config_hash: Digest of the workload, of its model and of its machine.
         optimum: The exact optimum, tokens/s/GPU; null where it is not known.
-        version: Of raysearch that began it.
+        version: Version of raysearch that began it.
         code: Digests of the source of what users named, by module:attribute.
     """
 
@@ -271,25 +271,25 @@ class RunSummary(Record):
         workload: Its name.
         hardware: Its machine's name.
         searcher: Registered name, or module:Class.
-        seed: Of all that was drawn.
+        seed: Random seed of the run.
         budget: Calls that it might make.
         calls: Calls that it made.
-        unique_calls: Of different strategies.
-        feasible_calls: Of strategies within the limits.
-        best: Of the best feasible strategy, tokens/s/GPU; 0 without one.
+        unique_calls: Calls of different strategies.
+        feasible_calls: Calls of strategies within the limits.
+        best: Tokens/s/GPU of the best feasible strategy; 0 without one.
         strategy: The best feasible strategy; null without one.
         noise: Standard deviation of the log of an answer, as the black box declares it. Above 0, `strategy` and `best`
-            are not of the luckiest answer but of what all answers together tell of the strategies that were called.
-        digest: Of the calls: equal runs have equal ones.
-        rows_sha256: Of the Parquet file that holds the calls.
+            are not those of the luckiest answer but of the evaluated strategy that is best given all answers.
+        digest: Digest of the calls: equal runs have equal digests.
+        rows_sha256: SHA-256 of the Parquet file of the calls.
         config_hash: Digest of the workload, of its model and of its machine.
-        version: Of raysearch that finished it.
+        version: Version of raysearch that finished it.
         optimum: The exact optimum, tokens/s/GPU; null where it is not known.
         fraction_of_optimum: The best as a share of it.
-        wall_s: Seconds that the run took, all its processes' lives together.
+        wall_s: Seconds that the run took, summed over stops and resumptions.
         improvements: Calls that raised the best, each with the run's seconds when it was made.
-        answers_differ: What a black box answered otherwise when it was asked again.
-        metrics: What the searcher reports of itself.
+        answers_differ: Differences of a black box's answers when strategies were evaluated again.
+        metrics: Figures that the searcher reports.
     """
 
     run_id: Label
@@ -377,7 +377,7 @@ class StudyRecord(Record):
         specs: Digest of the spec of each run, by its id.
         optima: Exact optimum of each workload, tokens/s/GPU; null where it is not known.
         hashes: Digest of each workload, of its model and of its machine.
-        version: Of raysearch that began it.
+        version: Version of raysearch that began it.
         code: Digests of the source of what users named, by module:attribute.
     """
 

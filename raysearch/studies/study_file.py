@@ -60,7 +60,7 @@ class Tuning(BaseModel):
 
     Attributes:
         workloads: Names in configs/workloads, or paths (tried beside the study file first).
-        seeds: Of those runs.
+        seeds: Seeds of those runs.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -75,7 +75,7 @@ class StudyFile(BaseModel):
     Attributes:
         name: Names the default results folder.
         workloads: Names in configs/workloads, or paths (tried beside the study file first).
-        searchers: Registered names, or module:Class of one's own.
+        searchers: Registered names, or module:Class of your own.
         seeds: One run per workload, searcher and seed.
         budget: Calls per run; a heuristic that sweeps all degrees makes as many as there are.
         hardware: Replaces every workload's hardware.
@@ -85,11 +85,11 @@ class StudyFile(BaseModel):
             black box and none for our own simulator.
         timeout_s: Longest wait for an answer of a worker.
         retries: How often a failing call is tried again before its run stops.
-        cpus_per_worker, gpus_per_worker: That Ray reserves for each worker; shares of one will do.
+        cpus_per_worker, gpus_per_worker: Number that Ray reserves for each worker; fractions are allowed.
         on_failure: Whether a strategy on which a plugged-in black box fails for good stops its run or is infeasible.
         cpus_per_run: CPUs that Ray reserves for the searching part of a run, which computes on one.
         report_every: Calls between two reports to Ray Tune, and at least as many between two checkpoints.
-        options: Per searcher; what is left out takes the searcher's preset.
+        options: Options by searcher; those left out have the searcher's preset.
         tuning: What the presets were tuned on, if they were.
         published: Figures of others that `raysearch report` prints beside the study's own.
     """

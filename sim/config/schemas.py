@@ -469,10 +469,10 @@ class _OpenLoopTable(FileSchema):
     """[open_loop]: how requests come in phase traffic, and at which percentile latencies must meet the SLOs.
 
     Attributes:
-        percentile: Of the requests' latencies, which must keep the SLOs.
+        percentile: Percentile of the requests' latencies that must meet the SLOs.
         cv: Standard deviation of the gaps between requests over their mean; 1 is Poisson.
-        requests: Of each replica that a replay counts.
-        seed: Of the arrivals.
+        requests: Requests of each replica that a replay counts.
+        seed: Random seed of the arrivals.
     """
 
     percentile: Annotated[Positive, Field(le=100)] = _USUAL_LOOP.percentile
@@ -499,8 +499,8 @@ class _ServingTable(FileSchema):
 
     Attributes:
         replicas: Numbers of replicas behind one router; of the decode pool, where there are two.
-        chunk_tokens: Prompt tokens of a step; 0 computes prompts as the workload says.
-        prefills: Replicas of a pool for prompts alone; 0 is none.
+        chunk_tokens: Prompt tokens per step; 0 takes the workload's.
+        prefills: Replicas of a prefill pool; 0 for none.
     """
 
     replicas: Annotated[tuple[Annotated[Count, Field(le=64)], ...], AfterValidator(_ascend)] = (1,)
@@ -516,16 +516,18 @@ class EngineVersionFile(FileSchema):
     """configs/engines/*.toml: what a version of an engine does otherwise than the one whose rules are built in.
 
     Attributes:
-        engine: Whose version it is: a name that `raysearch list` shows.
-        version: As the engine writes it.
+        engine: Engine of this version: a name that `raysearch list` shows.
+        version: Version as the engine writes it.
+        source: Where its rules and figures come from.
+        times: Serving runs of a calibration whose times it takes.
     """
 
     engine: Name
     version: Annotated[str, Field(pattern=VERSION_PATTERN, max_length=64)]
-    source: str  # whose figures and rules these are
-    times: str | None = None  # the engine's: the serving runs, of a calibration, whose times it is charged
-    weights: list[Dtype] | None = None  # formats that it runs, the first its own; those of the built-in rules
-    kv_cache: list[Dtype] | None = None  # the same of its KV cache
+    source: str
+    times: str | None = None  # those of the engine
+    weights: list[Dtype] | None = None  # those of the built-in rules
+    kv_cache: list[Dtype] | None = None  # those of the built-in rules
 
     def to_si(self) -> EngineVersion:
         """The version as the simulator has it."""

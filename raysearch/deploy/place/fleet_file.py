@@ -35,15 +35,15 @@ class _ModelTable(FileSchema):
 
     Attributes:
         model: Name in configs/models, or a path.
-        name: That the answer calls it.
-        count: Models alike, each with the same rate of its own.
-        requests_per_s: On average; of a trace its own, if left out.
-        cv: How bursty they come: coefficient of variation of the times between them; 1 is Poisson.
+        name: Name in the answer.
+        count: Number of equal models, each with this rate.
+        requests_per_s: Mean request rate; without it a trace keeps its own.
+        cv: Burstiness: coefficient of variation of the gaps between requests; 1 is Poisson.
         isl: Tokens of a prompt.
         osl: Tokens of an answer.
         trace: Path of a recorded trace, in place of cv, isl and osl.
-        ttft_ms: Longest time to the first token of a request in time.
-        tpot_ms: Longest time per further token.
+        ttft_ms: Limit on the time to the first token.
+        tpot_ms: Limit on the mean time per further token.
         weights: Format of the weights.
         kv_cache: Format of the KV cache.
     """
@@ -85,12 +85,12 @@ class FleetFile(FileSchema):
     A model's table may stand for several alike with `count`: fine-tuned versions, each with the same rate of its own.
 
     Attributes:
-        name: Of the fleet.
+        name: Name of the fleet.
         hardware: Name in configs/hardware, or a path.
-        gpus: At hand.
-        engine: That serves all models: a name that `raysearch list` shows.
+        gpus: GPUs available.
+        engine: Engine of all models: a name that `raysearch list` shows.
         margin: Share of the memory and of the limits to keep free.
-        models: A table each.
+        models: A table for each model.
     """
 
     name: Name

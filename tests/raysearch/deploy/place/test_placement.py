@@ -228,7 +228,7 @@ def test_nothing_in_time_is_shown_by_the_exit_code(tmp_path: Path) -> None:
         ("ttft_ms = 300.0", "", "ttft_ms, tpot_ms or both"),
         ("llama_3_1_8b", "lama_3_1_8b", "did you mean 'llama_3_1_8b'?"),
         ("gpus = 2", 'gpus = 2\nengine = "vlm"', "did you mean 'vllm'?"),
-        ("llama_3_1_8b", "llama_3_1_405b", "has room on no group"),
+        ("llama_3_1_8b", "llama_3_1_405b", "does not fit on any group"),
         ("osl = 20\n", "", "osl: missing; expected them, or a trace"),
         ("osl = 20\n", 'trace = "mine.csv"\n', "cv, isl: the trace has them"),
     ],
