@@ -139,7 +139,7 @@ def refuse_beyond_plain_decoding(workload: Workload, simulator: str) -> None:
     """
     if workload.speculation is not None:
         raise InputError(
-            f"{simulator} knows no speculative decoding: leave out draft_tokens, or search our own simulator"
+            f"{simulator} does not model speculative decoding: leave out draft_tokens, or search our own simulator"
         )
     if workload.redundant_experts:
         raise InputError(f"{simulator} does not model redundant experts: leave them out, or search our own simulator")
