@@ -10,39 +10,41 @@ feasible share counts each strategy once. Source: design in this repository; it 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.arrays import Flags, Floats, Ints
+from sim.arrays import Floats, Ints
 from sim.canonical import dims_matter
 from sim.evaluation import Evaluation
 from sim.layers.ops import Layer, Side
 from sim.ops.layers import layer_ops
+from sim.ops.rank import OpCost
 from sim.optimum.addend_tables import ACTIVATION_BYTES, KV_BYTES, TIME_S, WEIGHT_BYTES, AddendTables, Factor, joined
+from sim.optimum.bounds import SLACK
 from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, space_of
+from sim.optimum.sums import vocabulary_around
 from sim.serving.confidence import ROUNDING, slower
-from sim.serving.phases import StepLine, batching, most_sequences, phase_of, throughput
+from sim.serving.phases import Batching, StepLine, batching, most_sequences, phase_of, throughput
 from sim.simulate import degree_violations
 from sim.step.attention_expert_meshes import Sides, sides
 from sim.step.costs import rank_of
-from sim.step.pipeline import Stage, pipeline, pipelines
-from sim.step.stage import base_of, stage_room, stage_s, vocabulary_seconds
+from sim.step.pipeline import Stage, pipelines
+from sim.step.stage import base_of, stage_room, stage_s
 from sim.strategy import Strategy
 from sim.workload import Workload
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 _BIN_BITS = 12
 """Bits of a single-precision number that a bin of the histogram is blind to; the eleven before them tell 0.05 %."""
-Stages = list[tuple[float, float]]
-"""Of pipeline stages a line over the seconds of a layer: how often these count, and everything else."""
+_LAYER_BITS = 40
+"""Bits of a layer's seconds that are looked at only near the limit; twelve before them are of the mantissa."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ def find_optimum(
 
 MOST_BATCHES = 64
 """Longest list of batches that is added up; `find_best` solves longer ones without looking at each."""
+MOST_DEPTHS = 62
+"""The same of pipeline degrees, each a bit of a number."""
 MOST_COMBINATIONS = 1 << 23
 """[assumed] Most combinations of a layer's choices that are added up: three of fourteen ops take seconds a mesh."""
 
@@ -120,6 +124,7 @@ def can_be_added_up(space: Space) -> bool:
         and space.one_mesh
         and not phase_of(workload).prefills
         and len(space.batch) <= MOST_BATCHES
+        and len(space.pp) <= MOST_DEPTHS
         and math.prod(map(len, space.choices.values())) <= MOST_COMBINATIONS
     )
 
@@ -134,11 +139,9 @@ class _Landscape:
     def __init__(self) -> None:
         self.histogram = np.zeros(1 << (31 - _BIN_BITS), dtype=np.int64)
 
-    def count(self, seconds: NDArray[np.float32], least: np.float32, alike: int) -> None:
-        """Adds feasible strategies to the histogram, none of which takes less, each standing for so many."""
-        bins, lowest = seconds.view(np.int32) >> _BIN_BITS, int(least.view(np.int32)) >> _BIN_BITS
-        counts = np.bincount(np.subtract(bins, lowest, out=bins))
-        self.histogram[lowest : lowest + len(counts)] += alike * counts
+    def count(self, seconds: NDArray[np.float32], often: Ints) -> None:
+        """Adds feasible strategies, so many of each seconds per token and GPU."""
+        np.add.at(self.histogram, seconds.view(np.int32) >> _BIN_BITS, often)
 
     def quantiles(self, shares: Sequence[float]) -> list[float]:
         """Throughput below which each of some shares of the feasible strategies lies: bin centres."""
@@ -175,6 +178,24 @@ def _cut(layer: Layer) -> _Cut | None:
     return _Cut(tuple(left), tuple(right), (attention[-1], experts[-1])) if apart else None
 
 
+class _Depth(NamedTuple):
+    """A pipeline degree.
+
+    Attributes:
+        scale, more: [stages, 1] seconds per token and GPU as lines over the seconds of a layer.
+        longest_s: The most that a layer may take.
+    """
+
+    scale: NDArray[np.float32]
+    more: NDArray[np.float32]
+    longest_s: float
+
+    def slowest(self, layer_s: Floats) -> NDArray[np.float32]:
+        """[n] seconds per token and GPU by the slowest stage."""
+        found: NDArray[np.float32] = (layer_s.astype(np.float32) * self.scale + self.more).max(axis=0)
+        return found
+
+
 class _Segment:
     """Every combination of the choices of the ops between the separators.
 
@@ -208,28 +229,13 @@ class _Segment:
 def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int) -> None:
     """Adds every pp and every choice of one (tp, ep, batch) to the landscape."""
     workload = space.workload
-    depths = [pp for pp in space.pp if not degree_violations(workload, tp, ep, pp)]
+    depths = tuple([pp for pp in space.pp if not degree_violations(workload, tp, ep, pp)])
     if not depths or batch > most_sequences(workload, ep):
         return
     state = batching(workload, batch, ep)
     assert state.decode is not None
     rank = rank_of(workload, state.decode, tp, ep)
     alone = sides(rank, rank)
-    tpot_limit_s = slower(workload).tpot_limit_s * (1 + ROUNDING)
-
-    @functools.cache
-    def longest(pp: int, last_choice: int) -> tuple[Stages, float]:
-        """Seconds per token and GPU by each stage of a pipeline, and seconds that a layer may take in them."""
-        through, parts = state.through(pp), _stages_of(alone, pp, last_choice)
-        step, tpot = StepLine.of(through.step_s), StepLine.of(through.tpot_s)
-        limit_s = (tpot_limit_s - tpot.constant_s) / (tpot.decode * pp)
-        each_token = 1 / throughput(state.tokens, pp, 1.0, tp * ep * pp)
-        lines = [
-            (each_token * step.decode * pp * layers, each_token * (step.decode * pp * vocabulary_s + step.constant_s))
-            for layers, vocabulary_s in parts
-        ]
-        return lines, min((limit_s - vocabulary_s) / layers for layers, vocabulary_s in parts)
-
     choices, alike = space.choices, 1
     if not dims_matter(Strategy(tp, ep, 1, batch, tuple(itertools.chain(*choices.values())))):  # all come to the same
         choices, alike = {name: row[:1] for name, row in choices.items()}, math.prod(map(len, choices.values()))
@@ -239,71 +245,112 @@ def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int)
     )
     if not all(tables.choices.values()):
         return
-    least_s = sum(min(cost.time_s for cost in row.values()) for row in tables.costs.values()) * _ROUNDED
-    if all(least_s > longest(pp, last)[1] for pp in depths for last in tables.choices[rank.layer.stream.producer]):
-        return  # moves take no less than nothing
     cut = _cut(rank.layer)
     assert cut is not None
+    firsts, lasts = (tables.costs[name] for name in cut.separators)
+    of_depths = _depths(alone, state, depths, tuple(lasts))
+    least_s = sum(min(cost.time_s for cost in row.values()) for row in tables.costs.values()) * SLACK
+    if all(least_s > longest_s for of_last in of_depths for *_, longest_s in of_last):
+        return  # moves take no less than nothing
     moved_s = list(tables.moved_s())
     left, right = (_Segment(tables, moved_s, cut.separators, ops) for ops in (cut.left, cut.right))
-    pairs = itertools.product(*(enumerate(tables.costs[name].items()) for name in cut.separators))
     rooms = _Rooms(alone, depths, (left, right))
-    for (at, (_, first)), (to, (last_choice, last)) in pairs:
-        left_s, right_s = left.time_s[at, to] + (first.time_s + last.time_s), right.time_s[at, to]
-        peak_bytes = max(first.activation_bytes, last.activation_bytes)
-        quickest_s, grid = float(left_s.min() + right_s.min()), None
-        for pp in depths:
-            of_stages, longest_s = longest(pp, last_choice)
-            if quickest_s > longest_s:
-                continue
-            room_for, some, every = rooms.of(peak_bytes, pp)
-            if not some:
-                continue
-            if grid is None:
-                (left_s, rows), (right_s, columns) = _ascending(left_s), _ascending(right_s)
-                layer_s = np.add.outer(left_s, right_s)
-                grid = rows, columns, layer_s, layer_s.astype(np.float32)
-            rows, columns, layer_s, coarse_s = grid
-            height, width = (np.count_nonzero(each <= longest_s) for each in (layer_s[:, 0], layer_s[0]))
-            in_time_s = layer_s[:height, :width]
-            allowed = in_time_s <= longest_s
-            if not every:
-                allowed &= room_for[left.size[rows[:height]]][:, right.size[columns[:width]]]
-            feasible_s = coarse_s[:height, :width][allowed]
-            if not feasible_s.size:
-                continue
-            least_s = feasible_s.min()
-            landscape.count(_slowest(feasible_s, of_stages), _slowest(least_s, of_stages), alike)
+    for to, last in enumerate(lasts.values()):
+        grids = [
+            (left.time_s[at, to] + (first.time_s + last.time_s), right.time_s[at, to], rooms.of(first, last))
+            for at, first in enumerate(firsts.values())
+        ]
+        if roomy := [grid for grid in grids if grid[-1][0].any()]:
+            for seconds, often in _in_time(roomy, (left.size, right.size), of_depths[to]):
+                landscape.count(seconds, alike * often)
 
 
-_ROUNDED = 1 - 2**-23
-"""Times a number in single precision it is no more than what was rounded to it."""
+def _depths(alone: Sides, state: Batching, depths: tuple[int, ...], last_choices: Sequence[int]) -> list[list[_Depth]]:
+    """What each pipeline degree makes of a layer, for each choice of what leaves the residual stream."""
+    workload, rank = alone.experts.workload, alone.experts
+    each = pipelines(workload, depths)
+    through, layers = state.through(each.pp), each.stages.layers[0]
+    step, tpot = StepLine.of(through.step_s), StepLine.of(through.tpot_s)
+    around_s = stage_s(each.stages, (0.0,), {}, vocabulary_around((alone,), depths, last_choices))
+    limit_s = (slower(workload).tpot_limit_s * (1 + ROUNDING) - tpot.constant_s) / (tpot.decode * each.pp)
+    longest_s = np.minimum.reduceat((limit_s - around_s) / layers, each.starts, axis=-1)
+    each_token = 1 / throughput(state.tokens, each.pp, 1.0, rank.tp * rank.ep * each.pp)
+    scale = (each_token * step.decode * each.pp * layers).astype(np.float32)
+    more = (each_token * (step.decode * each.pp * around_s + step.constant_s)).astype(np.float32)
+    return [
+        [
+            _Depth(scale[its, None], some[its, None], float(each_s))
+            for its, each_s in zip(each.ranges, most_s, strict=True)
+        ]
+        for some, most_s in zip(more, longest_s, strict=True)
+    ]
 
 
-def _slowest(layer_s: Any, of_stages: Sequence[tuple[float, float]]) -> Any:
-    """Seconds per token and GPU by the slowest stage, in single precision: each a multiple of the layer's and more."""
-    slowest = None
-    for scale, more in of_stages:
-        each = layer_s * np.float32(scale)
-        each += np.float32(more)
-        slowest = each if slowest is None else np.maximum(slowest, each)
-    return slowest
+def _in_time(
+    grids: Sequence[tuple[Floats, Floats, _Room]], sizes: tuple[Ints, Ints], depths: Sequence[_Depth]
+) -> Iterator[tuple[NDArray[np.float32], Ints]]:
+    """Seconds per token and GPU of what is feasible in pipelines of each degree, and how often it is.
+
+    Layers are counted by the first bits of their seconds, for all pipelines at once; those that have these bits in
+    common with the most that a layer may take are looked at one by one.
+
+    Args:
+        grids: Seconds of both segments of a layer, `[rows]` and `[columns]`, and where it has room.
+        sizes: Of rows and columns.
+        depths: Pipeline degrees.
+    """
+    longest_s = np.array([depth.longest_s for depth in depths])
+    least_s, most_s = (
+        float(end([end(some_s) + end(more_s) for some_s, more_s, _ in grids])) for end in (np.min, np.max)
+    )
+    most_s = min(most_s, float(longest_s.max()))
+    if least_s > most_s:
+        return
+    lowest, highest = map(int, _first_bits(np.array([least_s, most_s])))
+    beyond = highest - lowest + 1
+    limits: Ints = np.clip(_first_bits(np.maximum(longest_s, 0.0)) - lowest, 0, beyond)
+    at_limit = np.zeros(beyond + 1, bool)
+    at_limit[limits] = True
+    at_limit[beyond] = False
+    counted, alone = dict[int, Ints](), list[tuple[Floats, Ints]]()
+    for left_s, right_s, (depths_of, which) in grids:
+        rows, columns = left_s + right_s.min() <= most_s, left_s.min() + right_s <= most_s
+        layer_s = np.add.outer(left_s[rows], right_s[columns])
+        bins = np.minimum(_first_bits(layer_s) - lowest, beyond)
+        (near,) = at_limit.take(bins.ravel()).nonzero()
+        if len(depths_of) > 1:
+            bins += len(at_limit) * which[sizes[0][rows]][:, sizes[1][columns]]
+        bins = bins.ravel()
+        counts = np.bincount(bins, minlength=len(at_limit) * len(depths_of)).reshape(-1, len(at_limit))
+        for fitting, often in zip(depths_of.tolist(), counts, strict=True):
+            counted[fitting] = counted[fitting] + often if fitting in counted else often
+        alone.append((layer_s.ravel()[near], depths_of[bins[near] // len(at_limit)]))
+    alone_s, alone_fits = map(np.concatenate, zip(*alone, strict=True))
+    alone_bins = _first_bits(alone_s) - lowest
+    every_bin: Ints = np.arange(lowest, lowest + beyond)
+    centres = _middle_of(every_bin)
+    for at, (depth, limit) in enumerate(zip(depths, limits.tolist(), strict=True)):
+        often = sum([each[:limit] for fitting, each in counted.items() if fitting >> at & 1], np.zeros(limit, np.int64))
+        (seen,) = often.nonzero()
+        last_s = alone_s[(alone_bins == limit) & (alone_s <= depth.longest_s) & (alone_fits >> at & 1 == 1)]
+        if len(seen) + len(last_s):
+            seconds = depth.slowest(np.concatenate([centres[seen], last_s]))
+            yield seconds, np.concatenate([often[seen], np.ones(len(last_s), np.int64)])
 
 
-def _ascending(seconds: Floats) -> tuple[Floats, Ints]:
-    """[n] the least first; and of each where it stood."""
-    order = np.argsort(seconds, kind="stable")
-    return seconds[order], order
+def _first_bits(seconds: Floats) -> Ints:
+    bits: Ints = seconds.view(np.int64)
+    return bits >> _LAYER_BITS
 
 
-def _stages_of(alone: Sides, pp: int, combine_choice: int) -> Stages:
-    """(layers, most seconds of everything else) of the stages with so many layers."""
-    ends = vocabulary_seconds(alone, pp, combine_choice)
-    most_s: dict[int, float] = {}
-    for stage in pipeline(alone.experts.workload, pp):
-        layers = stage.layers[0]
-        most_s[layers] = max(most_s.get(layers, 0.0), stage_s(stage, (0.0,), {}, ends))
-    return list(most_s.items())
+def _middle_of(first_bits: Ints) -> Floats:
+    """Seconds in the middle of those that begin with some bits."""
+    bits: Ints = (2 * first_bits + 1) << (_LAYER_BITS - 1)
+    return bits.view(np.float64)
+
+
+_Room = tuple[Ints, Ints]
+"""Kinds of room, each with a bit per pipeline that has it; and the kind of both segments' sizes, `[left, right]`."""
 
 
 class _Rooms:
@@ -315,38 +362,26 @@ class _Rooms:
         segments: What a layer is made of.
     """
 
-    def __init__(self, alone: Sides, depths: Sequence[int], segments: Sequence[_Segment]) -> None:
-        self._workload, self._base, self._depths = alone.experts.workload, base_of([alone]), tuple(depths)
+    def __init__(self, alone: Sides, depths: tuple[int, ...], segments: Sequence[_Segment]) -> None:
         weights, kv, inner = zip(*(each.sizes for each in segments), strict=True)
         self._stored, self._inner_bytes = ([np.add.outer(*weights)], [np.add.outer(*kv)]), np.maximum.outer(*inner)
-        self._least_bytes = float(self._inner_bytes.min())
-        self._fits: dict[float, dict[int, tuple[Flags, bool, bool]]] = {}
+        self._least_bytes = float(self._inner_bytes.min())  # ops that have less do not count
+        self._workload, self._base, self._known = alone.experts.workload, base_of([alone]), dict[float, _Room]()
+        each = pipelines(self._workload, depths)
+        layers, _, first, last = each.stages
+        self._pp, *flags = (of_all.reshape(-1, 1, 1) for of_all in (each.pp, *layers, first, last))
+        self._stages = Stage(tuple(flags[:-2]), (), *flags[-2:])
+        self._ranges = each.ranges
 
-    def of(self, peak_bytes: float, pp: int) -> tuple[Flags, bool, bool]:
-        """[left sizes, right sizes] whether a layer has room; whether any has, and whether all have.
-
-        Args:
-            peak_bytes: Largest activations of ops of neither segment.
-            pp: Pipeline stages.
-        """
-        counted_bytes = max(peak_bytes, self._least_bytes)  # below, those of the segments are larger
-        if counted_bytes not in self._fits:
-            fits = zip(self._depths, self._room_for(counted_bytes), strict=True)
-            self._fits[counted_bytes] = {depth: (each, bool(each.any()), bool(each.all())) for depth, each in fits}
-        return self._fits[counted_bytes][pp]
-
-    def _room_for(self, peak_bytes: float) -> Flags:
-        """[depths, left sizes, right sizes]."""
-        pp, stages, starts = _side_by_side(self._workload, self._depths)
-        peak = np.maximum(self._inner_bytes, peak_bytes)
-        needed, allowed = stage_room(self._workload, stages, pp, *self._stored, peak, self._base)
-        return np.logical_and.reduceat(needed <= allowed, starts, axis=0)
-
-
-@functools.lru_cache(maxsize=64)
-def _side_by_side(workload: Workload, depths: tuple[int, ...]) -> tuple[Ints, Stage, Ints]:
-    """Pipelines' degrees and stages `[stages, 1, 1]`, and where those of each begin."""
-    each = pipelines(workload, depths)
-    layers, _, first, last = each.stages
-    pp, *flags = (of_all.reshape(-1, 1, 1) for of_all in (each.pp, *layers, first, last))
-    return pp, Stage(tuple(flags[:-2]), (), *flags[-2:]), each.starts
+    def of(self, *between: OpCost) -> _Room:
+        """In which pipelines a layer has room, with some ops that are in neither segment."""
+        most_bytes = max(self._least_bytes, *(each.activation_bytes for each in between))
+        if most_bytes not in self._known:
+            peak = np.maximum(self._inner_bytes, most_bytes)
+            needed, allowed = stage_room(self._workload, self._stages, self._pp, *self._stored, peak, self._base)
+            kept, rooms = needed <= allowed, np.zeros(peak.shape, np.int64)
+            for at, its in enumerate(self._ranges):
+                rooms += kept[its].all(axis=0) << at
+            kinds, which = np.unique(rooms, return_inverse=True)
+            self._known[most_bytes] = kinds, which.reshape(peak.shape)
+        return self._known[most_bytes]

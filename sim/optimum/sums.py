@@ -238,13 +238,18 @@ def fits(stack: Stack, pp: int, figures: FrontFigures, stages: Sequence[Stage] =
     return allowed_all
 
 
+def vocabulary_around(stack: Stack, depths: tuple[int, ...], choices: Sequence[int]) -> VocabularySeconds:
+    """[choices, stages] seconds around the layers of the stages of pipelines; choices leave the residual stream."""
+    end = end_of(stack)
+    first_s, last_s, _, draft_s = np.array([vocabulary_seconds(end, 1, choice) for choice in choices]).T[..., None]
+    send_s = np.array([[stream_send_s(end, pp, choice) for pp in depths] for choice in choices])
+    each = pipelines(end.experts.workload, depths)
+    return VocabularySeconds(first_s, last_s, send_s[:, each.which], draft_s)
+
+
 def least_stages_s(stack: Stack, depths: tuple[int, ...], layers_s: Sequence[float], combines: Sequence[int]) -> Floats:
     """[depths] seconds that the slowest stage takes at least, whatever leaves the residual stream, without meetings."""
-    end = end_of(stack)
-    each = pipelines(end.experts.workload, depths)
-    first_s, last_s, _, _ = np.array([vocabulary_seconds(end, 1, choice) for choice in combines]).T[..., None]
-    send_s = np.array([[stream_send_s(end, pp, choice) for pp in depths] for choice in combines])
-    around = VocabularySeconds(first_s, last_s, send_s[:, each.which])
+    each, around = pipelines(end_of(stack).experts.workload, depths), vocabulary_around(stack, depths, combines)
     return each.most(stage_s(each.stages, layers_s, {}, around).min(axis=0))
 
 

@@ -105,6 +105,11 @@ class Pipelines(NamedTuple):
     which: Ints
     starts: Ints
 
+    @property
+    def ranges(self) -> list[slice]:
+        """[pipelines] which stages each has."""
+        return list(map(slice, self.starts, [*self.starts[1:], None]))
+
     def most(self, of_stages: Floats) -> Floats:
         """[..., pipelines] the most of any stage, from [..., stages]."""
         return np.maximum.reduceat(of_stages, self.starts, axis=-1)
