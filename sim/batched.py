@@ -23,6 +23,7 @@ from sim.arrays import NO_LANES, Diverges, Flags, Floats, Ints, Lanes, add_up, f
 from sim.canonical import dims_matter
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation, Violation
+from sim.layers.declared import all_declared
 from sim.layers.ops import FusedOp
 from sim.ops.dims import dims_of
 from sim.ops.rank import OpCost, Rank
@@ -174,15 +175,15 @@ def evaluate_many(workload: Workload, strategies: Sequence[Strategy]) -> Evaluat
     ([True, True, False], 2, 256)
     """
     columns = strategies if isinstance(strategies, Strategies) else _columns(workload, strategies)
-    terms = _terms(workload, tuple([dim.choices for dim in dims_of(workload)]))
-    terms.check(columns)
+    terms = _terms(workload, all_declared())
+    places = terms.checked(columns)
     own_vocabulary = strategies is not columns and any(each.vocabulary for each in strategies)
     if len(columns) < FEW or own_vocabulary:
         one_by_one = zip(*(_figures(evaluate(workload, each)) for each in strategies), strict=True)
         return Evaluations(workload, strategies, *map(np.array, one_by_one))
     if len(columns) <= terms.block:
-        return Evaluations(workload, strategies, *terms.figures(columns))
-    blocks = [terms.figures(columns[start : start + terms.block]) for start in range(0, len(columns), terms.block)]
+        return Evaluations(workload, strategies, *terms.figures(columns, places))
+    blocks = [terms.figures(columns[its], places[:, its]) for its in terms.blocks(len(columns))]
     return Evaluations(workload, strategies, *(np.concatenate(figures) for figures in zip(*blocks, strict=True)))
 
 
@@ -213,10 +214,9 @@ def step_seconds(workload: Workload, strategies: Strategies) -> StepSeconds:
     Raises:
         StrategyError: See `evaluate_many`.
     """
-    terms = _terms(workload, tuple([dim.choices for dim in dims_of(workload)]))
-    terms.check(strategies)
-    starts = range(0, len(strategies), terms.block)
-    parts = [terms.step_seconds(strategies[start : start + terms.block]) for start in starts]
+    terms = _terms(workload, all_declared())
+    places = terms.checked(strategies)
+    parts = [terms.step_seconds(strategies[its], places[:, its]) for its in terms.blocks(len(strategies))]
     return StepSeconds(
         {op: np.concatenate([part.kernels[op] for part in parts]) for op in parts[0].kernels},
         {op: np.concatenate([part.collectives[op] for part in parts]) for op in parts[0].collectives},
@@ -251,8 +251,14 @@ _STATE = len(_PACE) + len(_TIMES) + 2
 
 
 def _state_of(numbers: Floats, like: Batching) -> Batching:
-    """Many batchings as one with arrays, from the numbers of each, `[.., n]`, and any of them for the kinds of step."""
-    each: Iterator[Any] = iter(numbers)
+    """Many batchings as one, from the numbers of each `[.., n]`: arrays, but for what all have alike.
+
+    Args:
+        numbers: They.
+        like: Any of them, for the kinds of step.
+    """
+    alike = (numbers == numbers[:, :1]).all(axis=1).tolist()
+    each: Iterator[Any] = iter([float(row[0]) if same else row for row, same in zip(numbers, alike, strict=True)])
     pace, times = Pace(*itertools.islice(each, len(_PACE))), EngineTimes(*itertools.islice(each, len(_TIMES)))
     return Batching(like.decode, like.mixed, pace, times, *each)
 
@@ -458,9 +464,9 @@ class _Known(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def _terms(workload: Workload, choices: tuple[tuple[int, ...], ...]) -> _Terms:
-    """What is known of a workload, as long as its dims have these choices."""
-    return _Terms(workload, choices)
+def _terms(workload: Workload, _declared: Hashable) -> _Terms:
+    """What is known of a workload, as long as ops have the choices that are declared now."""
+    return _Terms(workload)
 
 
 class _Terms:
@@ -470,9 +476,10 @@ class _Terms:
         block: Strategies that are added up together at most.
     """
 
-    def __init__(self, workload: Workload, choices: tuple[tuple[int, ...], ...]) -> None:
-        self._workload, self._choices, self._sum = workload, choices, step_sum(workload)
-        self._place, self._dims = np.full((len(choices), MOST_CHOICES), -1.0), np.arange(len(choices))
+    def __init__(self, workload: Workload) -> None:
+        choices = [dim.choices for dim in dims_of(workload)]
+        self._workload, self._sum = workload, step_sum(workload)
+        self._place, self._dims = np.full((len(choices), MOST_CHOICES), -1.0), np.arange(len(choices))[:, None]
         for dim, known in enumerate(choices):
             self._place[dim, list(known)] = range(len(known))
         self._like, self._factors = batching(workload, 1, 1), slower(workload)
@@ -673,25 +680,30 @@ class _Terms:
             table.keep(rows[at] * len(table.entries) + entry, figures)
             left[at] = False
 
-    def check(self, columns: Strategies) -> None:
-        """Refuses what is no strategy. Raises: StrategyError."""
-        dims, degrees = columns.dims, (columns.tp, columns.ep, columns.pp, columns.batch, columns.cp, columns.dp)
-        right = dims.shape[1:] == (len(self._choices),) and np.concatenate(degrees).min() >= 1
-        if right:
-            right = bool(dims.min() >= 0 and dims.max() < MOST_CHOICES and (self._places(dims) >= 0).all())
-        if not right:
-            for strategy in columns:
-                check_strategy(self._workload, strategy)
+    def blocks(self, count: int) -> list[slice]:
+        """Of so many strategies those that are added up together."""
+        return [slice(start, start + self.block) for start in range(0, count, self.block)]
 
-    def _places(self, dims: Ints) -> Floats:
-        """Of choices `[n, dims]` in their lists, `[dims, n]`."""
-        return self._place[self._dims[:, None], dims.T]
+    def checked(self, columns: Strategies) -> Floats:
+        """Of choices their places in their lists, `[dims, n]`.
+
+        Raises:
+            StrategyError: One is no strategy.
+        """
+        dims, degrees = columns.dims, (columns.tp, columns.ep, columns.pp, columns.batch, columns.cp, columns.dp)
+        if dims.shape[1:] == (len(self._dims),) and dims.min() >= 0 and dims.max() < MOST_CHOICES:
+            places = self._place[self._dims, dims.T]
+            if places.min() >= 0 and min([int(each.min()) for each in degrees]) >= 1:
+                return places
+        for strategy in columns:
+            check_strategy(self._workload, strategy)
+        raise AssertionError("no strategy is refused")
 
     # --- sums ------------------------------------------------------------------------------------
 
-    def figures(self, columns: Strategies) -> tuple[NDArray[Any], ...]:
-        """The figures of `Evaluations`, in its order, of `block` strategies at most."""
-        workload, places, pp = self._workload, self._places(columns.dims), columns.pp
+    def figures(self, columns: Strategies, places: Floats) -> tuple[NDArray[Any], ...]:
+        """The figures of `Evaluations`, in its order, of `block` strategies at most with their choices' places."""
+        workload, pp, zeros = self._workload, columns.pp, np.zeros(len(columns))
         known = self._known(columns, columns.batch, places)
         stages = self._stages_of(known.pipelines)
         total_bytes, kv_bytes, needed = self._bytes(known, stages, pp)
@@ -701,8 +713,6 @@ class _Terms:
             self._of_degrees[known.pipelines, -_DEGREE_LIMITS:].T,
             *self._engine_excess(columns.dims, known.pipelines),
             *self._choice_excess(known),
-            *_excess(needed, allowed, over),
-            *_excess(columns.batch, most, waits),
         ]
         if phase_of(workload).mixes and (over.any() or waits.any()):
             running = running_requests(workload, columns.batch, most, kv_bytes, needed - allowed).astype(np.int64)
@@ -712,16 +722,21 @@ class _Terms:
                 known.addends[:, fewer] = again.addends
         seconds = pp * self._stages_s(known, stages).max(axis=0)
         state, first_and_last = _state_of(known.about[:_STATE], self._like).through(pp), (seconds[0], seconds[-1])
-        tpot_s, ttft_s = (np.zeros(len(columns)) + of(*first_and_last) for of in (state.tpot_s, state.ttft_s))
-        factors, share = self._factors, np.zeros(len(columns)) + state.prompt_share(*first_and_last)
-        surely_s = tpot_s * factors.tokens(share), ttft_s * factors.first
+        tpot_s, ttft_s = (zeros + of(*first_and_last) for of in (state.tpot_s, state.ttft_s))
+        factors, share = self._factors, zeros
+        surely_s = tpot_s, ttft_s
+        if factors.guarded:
+            share = zeros + state.prompt_share(*first_and_last)
+            surely_s = tpot_s * factors.tokens(share), ttft_s * factors.first
+        limits = [(needed, allowed, over), (columns.batch, most, waits)]
         for latency_s, limit_s in zip(surely_s, (workload.tpot_limit_s, workload.ttft_limit_s), strict=True):
-            excess += _excess(latency_s, limit_s, latency_s > limit_s * (1 + ROUNDING))
+            limits.append((latency_s, limit_s, latency_s > limit_s * (1 + ROUNDING)))
+        excess.append(_excess(limits))
         gpus = columns.tp * columns.dp * columns.cp * pp
         rate, missed = state.throughput(*first_and_last, gpus), _total(np.concatenate(excess))
         if factors.guarded:  # what a strategy's own kernels may be off is known to the last bit one by one
             kept = np.flatnonzero(missed == 0.0)
-            longest = self._longest(columns[kept], places[:, kept], known.addends[:, kept])
+            longest = self._longest(known.pipelines[kept], places[:, kept], known.addends[:, kept])
             surely = surely_kept(workload, tpot_s[kept], ttft_s[kept], share[kept], longest)
             unsure: list[int] = kept[~surely].tolist()
             for at in unsure:
@@ -731,8 +746,8 @@ class _Terms:
                 latencies = _stated(float(tpot_s[at]), token.factors), _stated(float(ttft_s[at]), first.factors)
                 broken = latency_limits(workload, *at_confidence_s(workload, *latencies))
                 missed[at] = math.fsum([each.excess for each in broken])
-        running = np.asarray(state.in_flight).astype(np.int64)
-        return rate, tpot_s, ttft_s, total_bytes, running, missed == 0.0, missed
+        running = (zeros + state.in_flight).astype(np.int64)
+        return zeros + rate, tpot_s, ttft_s, total_bytes, running, missed == 0.0, missed
 
     def _known(self, columns: Strategies, batch: Ints, places: Floats) -> _Known:
         pipelines, meshes = self._rows(columns, batch)
@@ -770,9 +785,9 @@ class _Terms:
         """Seconds of each stage in each kind of step, `[stages, kinds, n]`."""
         return self._stage_s(known, _each(stages, lambda of_all: of_all[:, None]))
 
-    def step_seconds(self, columns: Strategies) -> StepSeconds:
+    def step_seconds(self, columns: Strategies, places: Floats) -> StepSeconds:
         """See `step_seconds`, of `block` strategies at most."""
-        known, pp = self._known(columns, columns.batch, self._places(columns.dims)), columns.pp
+        known, pp = self._known(columns, columns.batch, places), columns.pp
         stages = self._stages_of(known.pipelines)
         slowest = self._stages_s(known, stages).argmax(axis=0), np.arange(len(pp))  # in each kind of step
         split = self._stage_s(known, _each(stages, lambda of_all: of_all[slowest]), _Split.of)
@@ -798,19 +813,19 @@ class _Terms:
         fullest = needed.argmax(axis=0), np.arange(len(pp))
         return total[fullest], kinds[1][fullest], needed[fullest]
 
-    def _longest(self, columns: Strategies, places: Floats, addends: Floats) -> float:
+    def _longest(self, pipelines: Ints, places: Floats, addends: Floats) -> float:
         """The largest factor on the time of any one's kernels and collectives, that measured runs seldom exceed.
 
         Few strategies keep all limits as predicted, so this is tabulated of those alone.
 
         Args:
-            columns: They.
+            pipelines: Rows of theirs.
             places: Of their choices.
             addends: Figures of their addends.
         """
-        if not len(columns):
+        if not len(pipelines):
             return 1.0
-        _, meshes = self._rows(columns, columns.batch)
+        meshes = self._of_degrees[pipelines, 0].astype(np.int64)
         found = self._looked_up(self._of_guard, self._of_guard.wanted(meshes, places))
         seconds, longest = _by_kind(found[-1:], self._kinds)[0, :2].sum(axis=1)
         for group, ops, tensors in zip(self._workload.model.groups, self._ops, self._tensors, strict=True):
@@ -882,14 +897,16 @@ def _stated(latency_s: float, factors: Interval) -> tuple[float, Interval]:
     return latency_s, (factors[0] * latency_s, factors[1] * latency_s)
 
 
-def _excess(needed: Any, allowed: Any, broken: Flags) -> list[Floats]:
-    """`Violation.excess` `[1, n]` where a limit is broken, else 0; nothing where none is."""
-    (at,) = broken.nonzero()
-    if not at.size:
-        return []
-    excess = broken.astype(np.float64)
-    needed, allowed = (each[at] if np.ndim(each) else np.full(at.shape, each) for each in (needed, allowed))
-    known = (allowed > 0) & (allowed < needed) & (needed < math.inf)
-    logs = map(math.log, (needed[known] / allowed[known]).tolist())  # numpy's differ in a last bit
-    excess[at[known]] = list(logs)
-    return [excess[None]]
+def _excess(limits: Sequence[tuple[Any, Any, Flags]]) -> Floats:
+    """`Violation.excess` `[limits, n]` of what is needed and allowed where a limit is broken, else 0."""
+    found = np.zeros((len(limits), len(limits[0][-1])))
+    broken = np.array([flags for *_, flags in limits])
+    if broken.any():
+        needed, allowed = np.empty_like(found), np.empty_like(found)
+        for row, (its, most, _) in enumerate(limits):
+            needed[row], allowed[row] = its, most
+        needed, allowed = needed[broken], allowed[broken]
+        known, excess = (allowed > 0) & (allowed < needed) & (needed < math.inf), np.ones_like(needed)
+        excess[known] = list(map(math.log, (needed[known] / allowed[known]).tolist()))  # numpy's differ in a last bit
+        found[broken] = excess
+    return found

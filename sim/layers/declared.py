@@ -67,6 +67,11 @@ def declared_choices(key: OpKey) -> Mapping[int, DeclaredChoice]:
     return _DECLARED.get(key, _NONE)
 
 
+def all_declared() -> tuple[tuple[OpKey, tuple[int, ...]], ...]:
+    """The numbers of all further choices, by op."""
+    return tuple([(key, tuple(choices)) for key, choices in _DECLARED.items()])
+
+
 def next_number(key: OpKey, name: str) -> int:
     """The number that a new choice of this name gets.
 
