@@ -98,7 +98,9 @@ SGLANG = EngineRules(
     # activations and CUDA graphs is set aside, 0.975 where the cache is sized after their capture; the share here holds
     # activations, too. [published] handle_gpu_memory_settings of sglang/srt/arg_groups: 1.5 MB per token of a chunk
     # (8,192 on an H100), 2 MB per captured request (512), 0.5 GB and a GB per 8 GPUs; or 1.5 GB and a GB per 8 GPUs.
-    memory=MemoryPolicy(0.88, "total", 0.0, False, 2048),
+    # What it takes for SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK: [published] token_dispatcher/deepep.py of 0.5.21
+    # to 0.5.23.
+    memory=MemoryPolicy(0.88, "total", 0.0, False, 2048, most_sent_tokens=1024),
     kernels="sglang",
     expert_exchange="all_gather",  # [published] --moe-a2a-backend none
     plans=_plans,

@@ -19,6 +19,7 @@ class MemoryPolicy:
         runtime_bytes: Context, communication buffers, graphs, activations.
         reserves_output: Whether a request holds its whole output's cache from its start (no eviction).
         max_sequences: Most sequences that run at once on one attention rank.
+        most_sent_tokens: Most tokens of an attention rank that it lets DeepEP's kernels for decoding send; None: any.
     """
 
     share: float
@@ -26,6 +27,7 @@ class MemoryPolicy:
     runtime_bytes: float
     reserves_output: bool
     max_sequences: int
+    most_sent_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

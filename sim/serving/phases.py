@@ -462,20 +462,16 @@ def step_tokens(workload: Workload, batch: int, dp: int, stages: int) -> int:
     return running + charged_prompt_tokens(workload, batch, dp)
 
 
-_MOST_SENT_TOKENS = {"sglang": 1024}
-"""By engine, what it takes for SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK. [published] token_dispatcher/deepep.py
-of SGLang 0.5.21 to 0.5.23."""
-
-
 def most_sent_requests(workload: Workload) -> float:
     """Requests of an attention rank whose tokens the buffers of DeepEP's kernels for decoding hold, if they are used.
 
     Whatever ep is: a workload whose tokens are sent to their experts is one of expert parallelism.
     """
     engine, sends = workload.engine, workload.model.is_moe and workload.expert_exchange == "all_to_all"
-    if engine is None or engine.family not in _MOST_SENT_TOKENS or not sends or workload.deepep_mode == "normal":
+    most = engine.memory.most_sent_tokens if engine else None
+    if most is None or not sends or workload.deepep_mode == "normal":
         return math.inf
-    return max(1, _MOST_SENT_TOKENS[engine.family] // workload.queries)
+    return max(1, most // workload.queries)
 
 
 def most_sequences(workload: Workload, dp: int) -> float:
