@@ -426,7 +426,7 @@ def _with_room(array: NDArray[Any], rows: int) -> NDArray[Any]:
     return larger
 
 
-def _held(stacks: Sequence[Stack], _choices: tuple[int, ...]) -> list[float]:
+def _base_figures(stacks: Sequence[Stack], _choices: tuple[int, ...]) -> list[float]:
     """`Base`, and whether both sides are one, per group of layers."""
     return [*base_of(stacks[-1]), *(len(each.ranks) == 1 for each in stacks[0])]
 
@@ -497,9 +497,9 @@ class _Terms:
             addends += map(_Addend, places, prices, (each.kind for each in layer.addends), own)
             self._seconds = max(self._seconds, self._kinds * max(map(len, layer.waiting)))
         addends += [_Addend(self._sum.meetings[pair], partial(self._meeting, pair)) for pair in self._pairs]
-        addends += [_Addend([self._sum.leaves], self._vocabulary), _Addend((), _held)]
-        held = len(Base._fields) + len(groups)
-        self._of_mesh = _Table(addends, choices, max(self._stored + _FIGURES, self._seconds, held))
+        addends += [_Addend([self._sum.leaves], self._vocabulary), _Addend((), _base_figures)]
+        known = len(Base._fields) + len(groups)
+        self._of_mesh = _Table(addends, choices, max(self._stored + _FIGURES, self._seconds, known))
         self._of_pipeline = _Table([_Addend([self._sum.leaves], self._send_s)], choices, self._kinds)
         unsure = [
             *(

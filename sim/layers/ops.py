@@ -62,7 +62,7 @@ class Tensor:
         storage: Its width and format.
         producer: Op that leaves it.
         consumers: Ops that read it, in layer order.
-        ends: The producer, then the consumers.
+        ops: The producer, then the consumers.
         by_expert: Whether its rows are the tokens' copies for experts.
     """
 
@@ -71,11 +71,11 @@ class Tensor:
     storage: Storage
     producer: str
     consumers: tuple[str, ...]
-    ends: tuple[str, ...] = field(init=False)
+    ops: tuple[str, ...] = field(init=False)
     by_expert: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ends", (self.producer, *self.consumers))
+        object.__setattr__(self, "ops", (self.producer, *self.consumers))
         object.__setattr__(self, "by_expert", "c" in self.letters)
 
     def read_by(self, consumers: tuple[str, ...]) -> Tensor:
@@ -221,7 +221,7 @@ def crossing_tensors(layer: Layer) -> tuple[Tensor, ...]:
     >>> [tensor.name for tensor in crossing_tensors(MOE_LAYER)]
     ['residual_mid', 'residual_in']
     """
-    sides = {tensor: {layer.op(name).side for name in tensor.ends} for tensor in layer.tensors}
+    sides = {tensor: {layer.op(name).side for name in tensor.ops} for tensor in layer.tensors}
     return tuple(tensor for tensor in layer.tensors if tensor is layer.stream or len(sides[tensor]) > 1)
 
 

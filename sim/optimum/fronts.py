@@ -39,7 +39,7 @@ class FrontFigures:
 
     Attributes:
         times_s: [kinds of step, groups, n] seconds.
-        weight_bytes, kv_bytes: [groups, n] held.
+        weight_bytes, kv_bytes: [groups, n] stored.
         peak_bytes: [n] largest activations of any op.
     """
 
@@ -152,7 +152,7 @@ def _front(side: LayerSide, allowed: Mapping[str, tuple[int, ...]]) -> Front:
         joined([each for known in tables[-1] for each in known.each(ACTIVATION_BYTES)], sizes, np.maximum).ravel(),
     )
     rows = every_row(allowed.values())
-    at_ends = {name for rank in side.ranks[0] for tensor in crossing_tensors(rank.layer) for name in tensor.ends}
+    at_ends = {name for rank in side.ranks[0] for tensor in crossing_tensors(rank.layer) for name in tensor.ops}
     ends = {name: rows[:, at] for at, name in enumerate(side.ops) if name in at_ends}
     kept = unbeaten_within(keys_of([*ends.values(), np.zeros(len(rows), dtype=np.int64)]), figures)
     return Front(rows[kept], {name: each[kept] for name, each in ends.items()}, figures.of(kept))

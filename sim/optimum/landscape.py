@@ -173,7 +173,7 @@ def _cut(layer: Layer) -> _Cut | None:
         return None
     left, right = attention[:-1], experts[:-1]
     apart = layer.stream.producer == experts[-1] and all(
-        set(left).isdisjoint(tensor.ends) or set(right).isdisjoint(tensor.ends) for tensor in layer.tensors
+        set(left).isdisjoint(tensor.ops) or set(right).isdisjoint(tensor.ops) for tensor in layer.tensors
     )
     return _Cut(tuple(left), tuple(right), (attention[-1], experts[-1])) if apart else None
 

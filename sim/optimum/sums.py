@@ -77,7 +77,7 @@ class Unit:
         for kind, stack in enumerate(self.both):
             for place, sides in enumerate(stack):
                 for tensor in crossing_tensors(sides.experts.layer):
-                    kinds, which = kinds_of([ends[op] for op in tensor.ends])
+                    kinds, which = kinds_of([ends[op] for op in tensor.ops])
                     times_s[kind, place] += np.array([sum(sides.moves_s(tensor, each)) for each in kinds])[which]
         return replace(layers, figures=replace(layers.figures, times_s=times_s))
 
@@ -106,7 +106,7 @@ class Unit:
                     if time_s >= least_s[kind, place]:
                         break
                     for tensor in tensors:
-                        time_s += sum(sides.moves_s(tensor, tuple(ends[op] for op in tensor.ends)))
+                        time_s += sum(sides.moves_s(tensor, tuple(ends[op] for op in tensor.ops)))
                     least_s[kind, place] = min(least_s[kind, place], time_s)
         return least_s
 
@@ -185,7 +185,7 @@ def _pairs(some: Layers, more: Layers) -> Layers:
 def _fewer(layers: Layers, units: Sequence[Unit]) -> Layers:
     """Those that no other beats of which the residual stream is left and taken alike."""
     streams = [sides.experts.layer.stream for unit in units for sides in unit.both[0]][: len(layers.unit)]
-    columns = [layers.end(group, op) for group, stream in enumerate(streams) for op in dict.fromkeys(stream.ends)]
+    columns = [layers.end(group, op) for group, stream in enumerate(streams) for op in dict.fromkeys(stream.ops)]
     return layers.of(unbeaten_within(keys_of(columns), layers.figures))
 
 
@@ -222,7 +222,7 @@ def slowest_stage_s(stack: Stack, pp: int, layers: Layers, kind: int, *, met: bo
 def _meetings_s(stack: Stack, layers: Layers, pair: Pair) -> Floats:
     """[n] extra seconds of one meeting of two groups."""
     (left, right), (leaves, takes) = pair, (stack[group].experts.layer.stream for group in pair)
-    columns = [layers.end(left, op) for op in leaves.ends] + [layers.end(right, op) for op in takes.consumers]
+    columns = [layers.end(left, op) for op in leaves.ops] + [layers.end(right, op) for op in takes.consumers]
     kinds, which = kinds_of(columns)
     return np.array([meeting_s(stack, pair, choices) for choices in kinds])[which]
 

@@ -236,7 +236,7 @@ class _Pipelines:
         self._space, self._workload, self._mesh, self._batch = space, space.workload, mesh, batch
         self._layers, self._state, alike = layers, state, None
         if own:
-            ends = [(group, op) for group, each in enumerate(stack) for op in each.experts.layer.stream.ends]
+            ends = [(group, op) for group, each in enumerate(stack) for op in each.experts.layer.stream.ops]
             alike = np.unique(keys_of([layers.end(*each) for each in ends]), return_inverse=True)[1]
         self._stages = _Stages(layers, [stack], alike)
 

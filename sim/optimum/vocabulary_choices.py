@@ -57,10 +57,10 @@ def unbeaten_vocabulary_choices(
         return (VocabularyChoice((), tuple(stacks)),)
     asked = list(itertools.product(*tables))
     end = [stack[end_group(stack)] for stack in stacks]
-    drafting = drafts(end[-1].attention.workload)
+    with_drafts = drafts(end[-1].attention.workload)
     tabulated = [partial(_tabulated, lru_cache(None)(partial(sides_with_vocabulary, sides)), tables) for sides in end]
-    columns = [each for of_kind in tabulated for each in _seconds(of_kind, last_choices, drafts=drafting)]
-    columns += _bytes(tabulated[-1], drafts=drafting)
+    columns = [each for of_kind in tabulated for each in _seconds(of_kind, last_choices, drafts=with_drafts)]
+    columns += _bytes(tabulated[-1], drafts=with_drafts)
     figures = np.stack([column.ravel() for column in np.broadcast_arrays(*columns)], axis=-1)
     kept: list[int] = []
     for at in np.lexsort(figures.T[::-1]).tolist():  # whoever beats it comes before it

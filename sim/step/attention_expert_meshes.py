@@ -68,7 +68,7 @@ class Sides:
         return sides(attention, attention if self.attention is self.experts else self.experts.of_lanes(lanes))
 
     def stream_bytes(self) -> float:
-        """Bytes of the residual stream, held whole through every op of whichever side has more of it."""
+        """Bytes of the residual stream, stored whole through every op of whichever side has more of it."""
         return larger(*[stream_bytes(rank) for rank in self.ranks])
 
     def moves_s(self, tensor: Tensor, ends: tuple[int, ...]) -> tuple[float, ...]:

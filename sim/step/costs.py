@@ -303,7 +303,7 @@ def stream_placement(layer: Layer, last_choice: int) -> Placement:
 
 
 def stream_bytes(rank: Rank) -> float:
-    """Bytes of the residual stream of one microbatch, held whole through every op."""
+    """Bytes of the residual stream of one microbatch, stored whole through every op."""
     return rank.tensor_bytes(rank.layer.stream)
 
 

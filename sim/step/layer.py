@@ -21,7 +21,7 @@ from sim.ops.rank import OpCost
 from sim.prices.collectives import Collective
 from sim.step.attention_expert_meshes import Moves, Sides
 from sim.step.costs import OpParts, moves, op_cost, op_parts
-from sim.step.merged_collectives import merged_moves, merged_moves_s, merging_ends
+from sim.step.merged_collectives import merged_moves, merged_moves_s, merging_ops
 from sim.step.operator_pipelines import pipelined_cost, pipelined_moves, pipelined_moves_s, pipelined_parts
 from sim.step.two_batch_overlap import lengthens, overlapped_cost, overlapped_parts
 from sim.workload import Workload
@@ -103,7 +103,7 @@ def layer_sum(layer: Layer, *, merges: bool = False, cut: bool = False) -> Layer
         tuple(
             Addend(tensor.name, ends, partial(_moves_s, tensor), partial(_moves, tensor), kind)
             for tensor in layer.tensors
-            for ends in [merging_ends(layer, tensor) if merges else tensor.ends]
+            for ends in [merging_ops(layer, tensor) if merges else tensor.ops]
             for kind in [tuple if merges or cut else _kind_of_move(layer, tensor)]
         ),
         tuple(tuple(places[name] for name in tensor.consumers) for tensor in layer.tensors),

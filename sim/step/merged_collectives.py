@@ -27,10 +27,10 @@ _GATHER = "all_gather"
 
 
 @lru_cache(maxsize=1024)
-def merging_ends(layer: Layer, tensor: Tensor) -> tuple[str, ...]:
+def merging_ops(layer: Layer, tensor: Tensor) -> tuple[str, ...]:
     """Ops whose choices decide what a tensor's moves take: those at its ends, then at those it may be merged with."""
     partners = [_partner(layer, tensor, name) for name in tensor.consumers]
-    return tuple(dict.fromkeys((*tensor.ends, *(name for each in partners if each for name in each.ends))))
+    return tuple(dict.fromkeys((*tensor.ops, *(name for each in partners if each for name in each.ops))))
 
 
 @lru_cache(maxsize=1024)
@@ -50,9 +50,9 @@ def merged_moves_s(rank: Rank, tensor: Tensor, choices: Sequence[int]) -> tuple[
     Args:
         rank: The GPU.
         tensor: What is moved.
-        choices: Of `merging_ends`.
+        choices: Of `merging_ops`.
     """
-    chosen = dict(zip(merging_ends(rank.layer, tensor), choices, strict=True))
+    chosen = dict(zip(merging_ops(rank.layer, tensor), choices, strict=True))
     return tuple(
         min([move_s(rank, move), *(more_s for more_s, _ in _more_s(rank, tensor, move, name, chosen))])
         for name, move in zip(tensor.consumers, _moves(rank, tensor, chosen), strict=True)
@@ -61,7 +61,7 @@ def merged_moves_s(rank: Rank, tensor: Tensor, choices: Sequence[int]) -> tuple[
 
 def merged_moves(rank: Rank, tensor: Tensor, choices: Sequence[int]) -> tuple[tuple[Collective, ...], ...]:
     """What is behind that."""
-    chosen = dict(zip(merging_ends(rank.layer, tensor), choices, strict=True))
+    chosen = dict(zip(merging_ops(rank.layer, tensor), choices, strict=True))
     found: list[tuple[Collective, ...]] = []
     for name, move in zip(tensor.consumers, _moves(rank, tensor, chosen), strict=True):
         alone, more = moved(rank, move), _more_s(rank, tensor, move, name, chosen)
@@ -75,7 +75,7 @@ def merged_moves(rank: Rank, tensor: Tensor, choices: Sequence[int]) -> tuple[tu
 
 
 def _moves(rank: Rank, tensor: Tensor, chosen: Mapping[str, int]) -> tuple[Move | None, ...]:
-    return moves(rank.layer, tensor, tuple([chosen[name] for name in tensor.ends]))
+    return moves(rank.layer, tensor, tuple([chosen[name] for name in tensor.ops]))
 
 
 def _more_s(

@@ -148,7 +148,7 @@ def _moved(rank: Rank, tensor: Tensor, choices: tuple[int, ...]) -> Pipeline:
 
 def _exchanges(rank: Rank, tensor: Tensor, choices: tuple[int, ...]) -> list[tuple[FusedOp, int]]:
     """The ops at a tensor's ends whose exchange stands with it, and their choices."""
-    ops = [(rank.layer.op(name), choice) for name, choice in zip(tensor.ends, choices, strict=True)]
+    ops = [(rank.layer.op(name), choice) for name, choice in zip(tensor.ops, choices, strict=True)]
     kinds = ("dispatch", "combine")  # which leaves it, and which reads it
     return [
         each for each, kind in zip(ops, kinds, strict=True) if each[0].kind == kind and exchanges_apart(rank, each[0])
@@ -158,7 +158,7 @@ def _exchanges(rank: Rank, tensor: Tensor, choices: tuple[int, ...]) -> list[tup
 def _beside(rank: Rank, tensor: Tensor, choices: tuple[int, ...]) -> tuple[FusedOp, int] | None:
     """The product that hides a tensor's move: the one that leaves it, or the one that reads it."""
     layer = rank.layer
-    left, read = [(layer.op(name), choice) for name, choice in zip(tensor.ends, choices, strict=True)]
+    left, read = [(layer.op(name), choice) for name, choice in zip(tensor.ops, choices, strict=True)]
     if _is_product(left[0]) and _sends_its_result(rank, *left):
         return left
     return read if _is_product(read[0]) and not _sends_its_result(rank, *read) else None

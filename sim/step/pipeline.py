@@ -128,7 +128,7 @@ def pipelines(workload: Workload, depths: tuple[int, ...]) -> Pipelines:
 def meet(workload: Workload) -> bool:
     """Whether the residual stream may lie otherwise from group to group: other choices, or other ops at its ends."""
     groups = workload.model.groups
-    return len(groups) > 1 and (workload.groups == "own" or len({layer_of(each).stream.ends for each in groups}) > 1)
+    return len(groups) > 1 and (workload.groups == "own" or len({layer_of(each).stream.ops for each in groups}) > 1)
 
 
 def layers_of_stages(workload: Workload, pp: int) -> tuple[int, ...]:

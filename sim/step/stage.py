@@ -52,7 +52,7 @@ def step_sum(workload: Workload) -> StepSum:
     streams = [group.layer.layer.stream for group in groups]
     meetings = {
         (left, right): (
-            *[groups[left].place[op] for op in streams[left].ends],
+            *[groups[left].place[op] for op in streams[left].ops],
             *[groups[right].place[op] for op in streams[right].consumers],
         )
         for left, right in pairs
@@ -191,7 +191,7 @@ def meeting_s(stack: Sequence[Sides], pair: Pair, choices: tuple[int, ...]) -> f
     """
     left, right = (stack[group] for group in pair)
     stream = left.experts.layer.stream
-    own, other = choices[: len(stream.ends)], choices[len(stream.ends) :]
+    own, other = choices[: len(stream.ops)], choices[len(stream.ops) :]
     met = (meeting.__wrapped__ if left.experts.in_lanes else meeting)(left, right)
     return met.moves_s((own[0], *other)) - add_up(left.moves_s(stream, own))
 
@@ -262,7 +262,7 @@ class Base(NamedTuple):
         stream: The residual stream.
         head: Activations at the LM head.
         embedding, lm_head: Their weights.
-        tied: What of them is held once where both are on one stage.
+        tied: What of them is stored once where both are on one stage.
         draft_weights, draft_kv: Of the draft.
     """
 
@@ -301,7 +301,7 @@ def stage_bytes(
         layer_weights: Of one layer of each group.
         layer_kv: Of one layer of each group and one microbatch.
         peak_op_bytes: Largest inputs plus output of any op of any layer.
-        base: What is held besides.
+        base: What is stored besides.
     """
     vocabulary = vocabulary_stored(stage, base.embedding, base.lm_head, base.tied) + stage.last * base.draft_weights
     weights = add_up([count * each for count, each in zip(stage.layers, layer_weights, strict=True)]) + vocabulary

@@ -203,7 +203,7 @@ class Sharded:
 
     def crosses(self, tensor: Tensor) -> bool:
         """Whether it goes from one side's mesh to the other's."""
-        sides = {self.layer.op(name).side for name in tensor.ends}
+        sides = {self.layer.op(name).side for name in tensor.ops}
         return self.extended and len(sides) > 1
 
 

@@ -361,7 +361,7 @@ def test_merging_the_residual_stream_with_what_is_added_to_it_could_gain_nothing
         if tensor not in crossing_tensors(rank.layer) or rank.tp == 1:
             return found
         least = list(found)
-        for at, move in enumerate(moves(rank.layer, tensor, tuple(ends[: len(tensor.ends)]))):
+        for at, move in enumerate(moves(rank.layer, tensor, tuple(ends[: len(tensor.ops)]))):
             others = rank.layer.op(tensor.consumers[at]).inputs if move else ()
             for other_bytes in (rank.tensor_bytes(rank.layer.tensor(name)) for name in others if name != tensor.name):
                 assert move is not None

@@ -67,7 +67,7 @@ def test_two_sides_of_equal_groups_cost_what_one_side_costs(name: str, tp: int, 
     assert one.attention is one.experts
     assert two.attention is not two.experts
     for tensor in one.experts.layer.tensors:
-        for ends in np.ndindex(*(3,) * len(tensor.ends)):
+        for ends in np.ndindex(*(3,) * len(tensor.ops)):
             assert two.moves_s(tensor, ends) == one.moves_s(tensor, ends)
     assert two.stream_bytes() == one.stream_bytes()
 
