@@ -22,7 +22,7 @@ from sim.replay.step_prices import IDLE, StepPrices
 from sim.strategy import Strategy
 from sim.workload import Workload
 
-_NOW = attrgetter("now")
+_NOW, _CONTEXT = attrgetter("now"), attrgetter("context_tokens")
 OnDone = Callable[[int, float], None]
 """Called with a request and the second at which it was answered."""
 
@@ -129,6 +129,8 @@ class _Lane:
         ranks = deployed.strategy.attention_dp
         self.ranks = [RankQueue(requests, deployed.scheduler, *room, gained) for _ in range(ranks)]
         self.spell: _Spell | None = None
+        # No other rank to wait for, and a scheduler that sees who comes at once.
+        self._alone = ranks == deployed.scheduler.receive_steps == 1
         self._since_look = 0  # decode steps since the scheduler looked for new requests
         self._waited = 0  # steps that prompts have waited for those of other ranks
 
@@ -138,12 +140,15 @@ class _Lane:
 
     def decode_spell(self) -> _Spell | None:
         """The steps before anything but decoding is due; None where that is now."""
-        most = min(self._steps_unseen(), self._steps_delayed(), *[rank.steps_alone() for rank in self.ranks])
+        ranks, prices, slower = self.ranks, self.deployed.prices, self.deployed.slower
+        most, busiest = ranks[0].steps_alone(), ranks[0]
+        sequences = busiest.sequences
+        if not self._alone:
+            most = min(self._steps_unseen(), self._steps_delayed(), *[rank.steps_alone() for rank in ranks])
+            busiest = max(ranks, key=_CONTEXT)
+            sequences = max(rank.sequences for rank in ranks)
         if most < 1:
             return None
-        ranks, prices, slower = self.ranks, self.deployed.prices, self.deployed.slower
-        busiest = max(ranks, key=lambda rank: rank.context_tokens)
-        sequences = max(rank.sequences for rank in ranks)
         context = busiest.context_tokens / sequences
         growth = busiest.sequences / sequences * prices.workload.tokens_per_step  # of `context` in a step
         at_zero, slope, last = prices.decode_line(sequences, context)
@@ -153,6 +158,8 @@ class _Lane:
 
     def passed(self, steps: int, *, prompts: bool = False) -> None:
         """So many steps are over, in which prompts were computed or not; who is answered by the last is told later."""
+        if self._alone:
+            return
         if self.ranks[0].delayed:
             self._waited += steps
         looks, self._since_look = divmod(self._since_look + steps, self.deployed.scheduler.receive_steps)
@@ -204,11 +211,17 @@ class LiveReplica:
         self._free_s = [0.0] * self._stages
         self._ends_s: list[float] = []  # of requests that are answered at the end of a step that has begun
         self._busy: list[_Lane] | None = None  # that are not idle; None: to be looked up
+        self._open = 0  # requests that wait or run
+        # On a single stage decode steps are left until somebody asks or comes: up to when it has been advanced, what it
+        # decodes, and when the last step of that begins.
+        self._until_s = self._quiet_s = -math.inf
+        self._ahead: tuple[_Lane, _Spell] | None = None
         self._on_done = on_done
 
     @property
     def ranks(self) -> list[RankQueue]:
         """Of all microbatches."""
+        self._catch_up()
         return [rank for lane in self._lanes for rank in lane.ranks]
 
     def unfinished(self, time_s: float) -> int:
@@ -216,8 +229,9 @@ class LiveReplica:
 
         Steps that have begun by then are reckoned whole: who has the last token at their end is not answered yet.
         """
-        self._ends_s = [end_s for end_s in self._ends_s if end_s > time_s]
-        return len(self._ends_s) + sum(rank.waiting + rank.running for rank in self.ranks)
+        if self._ends_s:
+            self._ends_s = [end_s for end_s in self._ends_s if end_s > time_s]
+        return len(self._ends_s) + self._open
 
     def unfinished_of(self, model: int) -> int:
         """Those of one model."""
@@ -226,11 +240,13 @@ class LiveReplica:
     @property
     def free_s(self) -> float:
         """When its first stage is through with the step that it has begun."""
+        self._catch_up()
         return self._free_s[0]
 
     @property
     def next_s(self) -> float:
         """When its next step may begin; infinite where there is nothing to do."""
+        self._catch_up()
         return max(min((lane.now for lane in self._lanes if not lane.idle), default=math.inf), self._free_s[0])
 
     def submit(self, request: int, time_s: float, *, model: int = 0, computed: bool = False) -> bool:
@@ -245,6 +261,7 @@ class LiveReplica:
         Returns:
             Whether it has room; else it is refused.
         """
+        self._catch_up()
         lanes = [lane for lane in self._lanes if lane.model == model]
         lane = min(lanes, key=lambda lane: (sum(rank.waiting + rank.running for rank in lane.ranks), lane.now))
         rank = min(lane.ranks, key=lambda rank: rank.waiting + rank.running)
@@ -253,6 +270,7 @@ class LiveReplica:
             lane.now = max(lane.now, time_s)
             self._busy = None
         fits = rank.submit(request, computed=computed)
+        self._open += fits
         if not fits:
             self.log.refused.append(request)
         return fits
@@ -268,7 +286,11 @@ class LiveReplica:
             until_s: The time.
             pause: Whether it stops after a step that answers a request, upon which others may come.
         """
-        ended = len(self._ends_s)
+        if until_s <= self._quiet_s and not pause:
+            self._until_s = until_s
+            return
+        ended, self._until_s = len(self._ends_s), until_s
+        self._catch_up()
         while True:
             if self._busy is None:
                 self._busy = [lane for lane in self._lanes if not lane.idle]
@@ -283,6 +305,7 @@ class LiveReplica:
                 given_up = [each for rank in lane.ranks if rank.waiting for each in rank.give_up(late_s)]
                 if given_up:
                     self.log.refused += given_up
+                    self._open -= len(given_up)
                     self._end_spell(lane)
                     if lane.idle:
                         self._busy = None
@@ -292,14 +315,25 @@ class LiveReplica:
                 self._step(lane)
             elif self._stages == len(self._busy) == 1 and lane.spell is None:
                 lane.now = begin_s
+                last_s = begin_s + _took_s(spell, spell.left - 1)
+                if until_s <= last_s and not pause and patience_s == math.inf:
+                    self._ahead, self._until_s, self._quiet_s = (lane, spell), until_s, last_s
+                    return
                 self._decode(lane, spell, until_s)
-                self._free_s[0] = lane.now
             else:
                 lane.spell = spell
                 given_up_s = max(math.nextafter(begin_s, math.inf), self._given_up_s())
                 self._in_turn(sorted(self._busy, key=_NOW), min(until_s, given_up_s))
             if pause and len(self._ends_s) > ended:
                 return
+
+    def _catch_up(self) -> None:
+        """Goes the decode steps that were left, as far as it has been advanced."""
+        if self._ahead is None:
+            return
+        (lane, spell), self._ahead, self._quiet_s = self._ahead, None, -math.inf
+        if self._until_s > lane.now:
+            self._decode(lane, spell, self._until_s)
 
     def _given_up_s(self) -> float:
         """When the first of those that wait is refused, as long as none of them is let in."""
@@ -389,11 +423,10 @@ class LiveReplica:
 
     def _decode(self, lane: _Lane, spell: _Spell, until_s: float) -> None:
         """The steps of a spell that begin before a time, one after the other."""
-        first_s, more_s = spell.next_s + spell.engine_s, spell.more_s
-        steps = min(spell.left, _steps_until(until_s - lane.now, first_s, more_s))
-        took_s = steps * first_s + more_s * steps * (steps - 1) / 2
+        steps = min(spell.left, _steps_until(until_s - lane.now, spell.next_s + spell.engine_s, spell.more_s))
+        took_s = _took_s(spell, steps)
         self._note(lane, lane.now, lane.now + took_s)
-        lane.now += took_s
+        self._free_s[0] = lane.now = lane.now + took_s
         self.busy_s += took_s
         self._gaps(lane, lane.now - took_s, took_s / steps, steps)
         self._decoded(lane, steps)
@@ -419,6 +452,7 @@ class LiveReplica:
     def _answered(self, ended: list[int], time_s: float) -> None:
         if ended:
             self._busy = None
+            self._open -= len(ended)
             self._ends_s += [time_s] * len(ended)
         for request in ended:
             self.log.done_s[request] = time_s
@@ -448,6 +482,11 @@ def _seconds(deployed: Deployed, plans: list[RankPlan]) -> tuple[float, float]:
         busiest = most._replace(sequences=sequences, context_tokens=decoding.context_tokens)
         all_prompts = sum(step.prompt_tokens for step in steps)
     return slower * prices.step_s(busiest, all_prompts), slower * prices.engine_s(busiest.sequences)
+
+
+def _took_s(spell: _Spell, steps: int) -> float:
+    """Seconds of so many of its steps."""
+    return steps * (spell.next_s + spell.engine_s) + spell.more_s * steps * (steps - 1) / 2
 
 
 def _steps_until(seconds: float, first_s: float, more_s: float) -> int:

@@ -9,9 +9,10 @@ they are first needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from sim.evaluation import Memory
@@ -23,6 +24,8 @@ from sim.step.stage import needed_and_allowed_bytes, price_step
 from sim.strategy import Strategy
 from sim.workload import Workload, with_vocabulary
 
+_DOUBLINGS = 50
+"""Up to which tables have cells: more tokens than any question may have."""
 _USUAL_CONTEXT, _USUAL_PROMPT = 1024, 1024
 """Tokens at which the table of all else is made; attention's share there is taken off again."""
 
@@ -39,23 +42,23 @@ class Cells(NamedTuple):
 
     def around(self, value: float) -> tuple[int, int]:
         """The cells next to a value, one twice where it has its own."""
-        exact, per_doubling = self
-        if value <= exact:
+        if value <= self.exact:
             return math.floor(value), math.ceil(value)
-        step = math.floor(math.log2(value / exact) * per_doubling)
-        low, high = self._at(step), self._at(step + 1)
-        if value > high:
-            return high, self._at(step + 2)
-        return (self._at(step - 1), low) if value < low else (low, low if value == low else high)
-
-    def _at(self, step: int) -> int:
-        return round(self.exact * 2 ** (step / self.per_doubling))
+        edges = _edges(*self)
+        at = bisect_left(edges, value)
+        return edges[at - (edges[at] > value)], edges[at]
 
     def between(self, value: float, priced: Callable[[int], float]) -> float:
         """Linear between the cells around a value."""
         low, high = self.around(value)
         at_low = priced(low)
         return at_low if low == high else at_low + (value - low) / (high - low) * (priced(high) - at_low)
+
+
+@cache
+def _edges(exact: int, per_doubling: int) -> Sequence[int]:
+    """Cells from the first whole number that has none of its own on."""
+    return sorted({round(exact * 2 ** (step / per_doubling)) for step in range(_DOUBLINGS * per_doubling)})
 
 
 # Linear in between, steps are within 1 % of the step model's. Kernels change at certain numbers of rows (tiles of 128),

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -49,6 +49,7 @@ def handover_of(
     both = min(sharers(prefill, each) for each in strategies)
     senders, receivers = (each.gpus for each in strategies)
 
+    @lru_cache(maxsize=4096)
     def of(tokens: int) -> Link:
         return replace(link, cache_bytes=link.cache_bytes * tokens / usual)
 
