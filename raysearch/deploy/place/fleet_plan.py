@@ -16,8 +16,8 @@ from raysearch.deploy.place.fleet_file import Fleet
 from raysearch.deploy.place.fleet_traffic import FleetRequests, SampledTraffic
 from raysearch.deploy.place.model_placement import Cluster, ModelPlacement, Placed
 from raysearch.deploy.place.placement_search import Found, best_placements, dedicated, replicated, shared
-from raysearch.deploy.replay.replay_report import STEP_ERRORS
 from raysearch.deploy.replay.seed_estimates import AttainmentEstimate, over_seeds
+from raysearch.deploy.replay.step_errors import STEP_ERRORS, KeptLimits
 from sim.json_object import JsonObject
 
 SLOWER = 1.1
@@ -41,7 +41,8 @@ class PlacementOption:
         cluster: With the batches of the fleet's two with which more requests are in time.
         trials: One per seed, none of which the search has seen.
         slower: Share in time if all steps took `SLOWER` times as long, per seed.
-        kept: Whether the plan's percentile of every model is within its limits, with steps of each of `STEP_ERRORS`.
+        kept: Share of the seeds under which the plan's percentile of every model is within its limits, with steps of
+            each of `STEP_ERRORS`.
     """
 
     name: str
@@ -49,7 +50,7 @@ class PlacementOption:
     cluster: Cluster
     trials: tuple[Trial, ...]
     slower: tuple[float, ...]
-    kept: tuple[bool, ...]
+    kept: tuple[float, ...]
 
     @property
     def probability(self) -> float:
@@ -129,17 +130,18 @@ def _option(
         return sum(tried(of, found.placement, run).attained for run in last_few)
 
     cluster = max((fleet.cluster, fleet.bolder), key=in_time)
-    slower, uncertain = cluster.slower(SLOWER), cluster.with_steps_at(STEP_ERRORS)
+    slower, uncertain = cluster.slower(SLOWER), dict(zip(STEP_ERRORS, cluster.with_steps_at(STEP_ERRORS), strict=True))
+
+    def kept(sure: float, seed: int) -> bool:
+        return tried(uncertain[sure], found.placement, arrivals[seed]).holds(percentile)
+
     return PlacementOption(
         name,
         found,
         cluster,
         tuple(tried(cluster, found.placement, run) for run in arrivals),
         tuple(tried(slower, found.placement, run).attained for run in arrivals),
-        tuple(
-            tried(of, found.placement, arrivals[turn % len(arrivals)]).holds(percentile)
-            for turn, of in enumerate(uncertain)
-        ),
+        tuple(KeptLimits(kept, len(arrivals)).shares),
     )
 
 

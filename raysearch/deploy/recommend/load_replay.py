@@ -1,21 +1,29 @@
 """How many replicas of a strategy a load takes when requests come at random: replayed, not in the steady state.
 
 The steady state of full batches is a bound: with fewer replicas no queue ever empties. Requests that come at random
-wait behind others, and steps may take longer than predicted; so replicas are added until the limits hold in a replay
-whose steps take as long as the asked-for confidence says.
+wait behind others, and steps may take longer than predicted; so replicas are added until the limits hold in replays
+with the probability asked for: the one that is shown, of the same runs.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from raysearch.base.errors import InputError
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.fleet import needed_replicas
 from raysearch.deploy.replay.deployed_fleets import MOST_QUEUES, AggregatedFleet, DeployedFleet
-from raysearch.deploy.replay.replay_report import ReplayReport, ReplaySetup, holds, replayed_traffic, usual_seeds
+from raysearch.deploy.replay.replay_report import (
+    ReplayReport,
+    ReplaySetup,
+    kept_limits,
+    replayed_traffic,
+    usual_seeds,
+)
+from raysearch.deploy.replay.step_errors import KeptLimits
 from sim.evaluation import Evaluation
+from sim.workload import EVEN_ODDS
 
 ENOUGH = 2
 """Replicas per request of a replay, on average: with more than requests none waits, and more change nothing."""
@@ -26,15 +34,17 @@ class LoadReplay:
     """Replicas of a strategy under a load.
 
     Attributes:
-        replicas: The fewest whose replay holds the limits with the confidence asked for.
-        at_even_odds: The same with steps as predicted, as often longer as shorter.
+        replicas: The fewest whose replays hold the limits with the probability asked for.
+        at_even_odds: The same of one half.
         in_steady_state: The bound without queues.
+        known: What their replays told.
         report: Of these replicas; None of an alternative.
     """
 
     replicas: int
     at_even_odds: int
     in_steady_state: int
+    known: KeptLimits = field(compare=False, repr=False)
     report: ReplayReport | None = None
 
 
@@ -54,26 +64,33 @@ def load_replay(demand: Demand, evaluation: Evaluation, most_gpus: int) -> LoadR
             f"--requests-per-s={demand.requests_per_s:g}: the load takes {least:,} replicas or more, and a replay of "
             f"{demand.requests:,} requests is of at most {enough:,}: ask for a part of the load"
         )
-    counts = range(least, min(most, enough) + 1)
+    runs = dict[int, KeptLimits]()
 
-    def fewest(replica: AggregatedFleet, among: range) -> int | None:
-        setup = load_setup(demand, replica)
-        if not among or not holds(setup, replace(replica, replicas=among[-1])):
+    def kept(count: int) -> KeptLimits:
+        return runs.setdefault(count, kept_limits(load_setup(demand, replace(replica, replicas=count))))
+
+    def fewest(confidence: float, counts: range) -> int | None:
+        """Sought by the first seed's runs; near by, all decide."""
+        if not counts or not kept(counts[-1]).reaches(confidence):
             return None
-        at = bisect_left(among[:-1], True, key=lambda count: holds(setup, replace(replica, replicas=count)))
-        return among[at]
+        at = bisect_left(counts[:-1], True, key=lambda count: kept(count).by_first_seed(confidence))
+        while not kept(counts[at]).reaches(confidence):
+            at += 1
+        while at and kept(counts[at - 1]).reaches(confidence):
+            at -= 1
+        return counts[at]
 
-    found = fewest(replica.at(demand.confidence), counts)
+    found = fewest(demand.confidence, range(least, min(most, enough) + 1))
     if found is None:
         return None
-    even = fewest(replica, range(counts[0], found + 1)) if demand.confidence > 0.5 else found
-    return LoadReplay(found, even or found, in_steady_state)
+    even = fewest(EVEN_ODDS, range(least, found + 1)) if demand.confidence > EVEN_ODDS else found
+    return LoadReplay(found, even or found, in_steady_state, kept(found))
 
 
 def with_report(demand: Demand, evaluation: Evaluation, found: LoadReplay) -> LoadReplay:
     """The same with percentiles, the probability that the limits hold, and the load at which they break."""
     fleet = AggregatedFleet.of(demand.workload, evaluation.strategy, found.replicas)
-    return replace(found, report=replayed_traffic(load_setup(demand, fleet)))
+    return replace(found, report=replayed_traffic(load_setup(demand, fleet), known=found.known))
 
 
 def load_setup(demand: Demand, fleet: DeployedFleet) -> ReplaySetup:

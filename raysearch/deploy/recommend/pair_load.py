@@ -2,19 +2,21 @@
 
 A pair that is just fast enough in the steady state has no room for queues. So pairs are the exact best for more load
 than comes, and for a first token sooner than asked for; of each, with a replica of either pool more, or fewer as long
-as that holds, the fewest GPUs are taken that hold the limits in a replay with the confidence asked for. The steady
-state's fewest GPUs are a bound; between it and what is found nothing is proven: other pairs on as many GPUs may hold.
+as that holds, the fewest GPUs are taken that hold the limits in replays with the confidence asked for. One seed's runs
+lead the way, those of all decide. The steady state's fewest GPUs are a bound; between it and what is found nothing is
+proven: other pairs on as many GPUs may hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from raysearch.deploy.recommend.demand import Demand
 from raysearch.deploy.recommend.load_replay import ENOUGH, load_setup
 from raysearch.deploy.replay.deployed_fleets import DisaggregatedFleet
-from raysearch.deploy.replay.replay_report import ReplayReport, holds, replayed_traffic
+from raysearch.deploy.replay.replay_report import ReplayReport, ReplaySetup, kept_limits, replayed_traffic
+from raysearch.deploy.replay.step_errors import KeptLimits
 from sim.pools.best_pair import PHASES, best_pair
 from sim.pools.matching import Limits, Matched
 from sim.pools.traffic import Traffic, workload_of
@@ -50,32 +52,44 @@ def pair_load(demand: Demand, traffic: Traffic, *, hidden: float = 0.0) -> PairL
         traffic: What is sent.
         hidden: Share of the cache's transfer that hides behind the prompt's computing.
     """
-    carried: dict[tuple[object, ...], bool] = {}
+    runs = dict[tuple[object, ...], tuple[Matched, KeptLimits]]()
 
-    def holds_limits(pair: Matched) -> bool:
+    def setup_of(pair: Matched) -> ReplaySetup:
+        return load_setup(demand, pair_fleet(demand, traffic, pair, hidden))
+
+    def kept(pair: Matched) -> KeptLimits:
         key = pair.prefill.evaluation.strategy, pair.decode.evaluation.strategy, pair.prefills, pair.decodes
-        if key not in carried:
-            fleet = pair_fleet(demand, traffic, pair, hidden)
-            carried[key] = holds(load_setup(demand, fleet), fleet.at(demand.confidence))
-        return carried[key]
+        if key not in runs:
+            runs[key] = pair, kept_limits(setup_of(pair))
+        return runs[key][1]
 
-    def fewest(pairs: Iterable[Matched], most: int) -> Matched | None:
-        """The one that holds on the fewest GPUs, if these are fewer than so many."""
-        few = sorted((each for each in pairs if each.gpus < most), key=lambda one: one.gpus)
-        return next((each for each in few if holds_limits(each)), None)
+    def by_first_seed(pair: Matched) -> bool:
+        return kept(pair).by_first_seed(demand.confidence)
 
-    best: Matched | None = None
-    least = demand.gpus
+    def reaches(pair: Matched) -> bool:
+        return kept(pair).reaches(demand.confidence)
+
+    best, least = None, demand.gpus
     for room, pair in _candidates(demand, traffic, hidden):
         least = min(least, pair.gpus) if room >= 1 else least
         most = best.gpus if best else demand.gpus + 1
-        found = pair if pair.gpus < most and holds_limits(pair) else fewest(_resized(pair, 1), most)
+        found = pair if pair.gpus < most and by_first_seed(pair) else _fewest(_resized(pair, 1), most, by_first_seed)
         while found:
-            best, found = found, fewest(_resized(found, -1), found.gpus)
+            best, found = found, _fewest(_resized(found, -1), found.gpus, by_first_seed)
+    held = [pair for pair, _ in runs.values() if by_first_seed(pair)]
+    best = _fewest((*held, *(more for each in held for more in _resized(each, 1))), demand.gpus + 1, reaches)
+    while best and (found := _fewest(_resized(best, -1), best.gpus, reaches)):
+        best = found
     if best is None:
         return None
     best = replace(best, requests_per_s=demand.requests_per_s or best.requests_per_s)
-    return PairLoad(best, least, replayed_traffic(load_setup(demand, pair_fleet(demand, traffic, best, hidden))))
+    return PairLoad(best, least, replayed_traffic(setup_of(best), known=kept(best)))
+
+
+def _fewest(pairs: Iterable[Matched], most: int, holds: Callable[[Matched], bool]) -> Matched | None:
+    """The one that holds on the fewest GPUs, if these are fewer than so many."""
+    few = sorted((each for each in pairs if each.gpus < most), key=lambda one: one.gpus)
+    return next((each for each in few if holds(each)), None)
 
 
 def _resized(pair: Matched, by: int) -> Iterator[Matched]:

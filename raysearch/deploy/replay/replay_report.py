@@ -2,12 +2,14 @@
 
 The step model is uncertain by an interval that measured runs fill. Steps that take longer by some per cent can turn a
 queue that empties into one that grows, so the error is carried through: the traffic is replayed with steps as long as
-equally likely parts of that interval say, and the service level holds with the probability of those where it does.
+equally likely parts of that interval say, under the arrivals of every seed, and the service level holds with the
+probability of those where it does.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
@@ -18,17 +20,18 @@ from raysearch.base.measured_first_tokens import MEASURED_WORDS, MeasuredTime, r
 from raysearch.deploy.replay.deployed_fleets import AggregatedFleet, DeployedFleet
 from raysearch.deploy.replay.seed_estimates import AttainmentEstimate, over_seeds
 from raysearch.deploy.replay.sent_traffic import SentTraffic
+from raysearch.deploy.replay.step_errors import STEP_ERRORS, KeptLimits
+from raysearch.deploy.replay.trace_files import recorded_per_s
 from sim.arrays import Floats
 from sim.json_object import JsonObject
 from sim.replay.drive import LateForSure, Replayed, nobody, until_late
 from sim.replay.goodput import at_percentile, settled, step_factor
+from sim.replay.requests import Requests
 from sim.workload import Workload
 
 PERCENTILES = (50, 90, 99)
-STEP_ERRORS = tuple((part + 0.5) / 10 for part in range(10))
-"""Probabilities of the step model's error whose steps are replayed: the middles of equally likely parts."""
-_HALVINGS = 7
-"""Of the range in which the load is sought at which a service level breaks: within 1 %."""
+_LOADS = 128
+"""Parts of the range in which the load is sought at which a service level breaks: within 1 %."""
 Metric = Literal["ttft_s", "tpot_s", "itl_s", "latency_s"]
 METRICS: Mapping[Metric, str] = {
     "ttft_s": "time to the first token",
@@ -102,17 +105,18 @@ class ReplayReport:
         runs: By the step model as it is, one per seed.
         first: Of the first seed, every request and step.
         sure: Probabilities of the step model's error whose steps were replayed, ascending.
-        kept: Whether the limits were kept with each, in one run of each: the seeds in turn.
+        kept: Share of the seeds under which the limits were kept with each.
         breaks_at_per_s: The rate of all replicas up to which they hold in every run; None of clients, and without
             limits.
-        most_per_s: The rate at which they serve at most, above which that is not sought; None where it is.
+        most_per_s: The rate at which they serve at most, above which that is not sought; None of clients, and of
+            requests that all come at once.
     """
 
     setup: ReplaySetup
     runs: Sequence[RunFigures]
     first: Replayed
     sure: Sequence[float]
-    kept: Sequence[bool]
+    kept: Sequence[float]
     breaks_at_per_s: float | None = None
     most_per_s: float | None = None
 
@@ -128,7 +132,12 @@ class ReplayReport:
 
     @property
     def bound_per_s(self) -> float:
-        """Requests per second of all replicas in the steady state of a full batch, without queues."""
+        """Requests per second of all replicas in the steady state of a full batch, without queues.
+
+        Of prompts that may be cached, what is served at most: that steady state computes them all.
+        """
+        if self.setup.sent.cached and self.most_per_s is not None:
+            return self.most_per_s
         return self.setup.fleet.bound_per_s(*self.setup.sent.mean_tokens)
 
     @property
@@ -165,12 +174,20 @@ def usual_seeds(sent: SentTraffic) -> int:
     return _SEEDS if sent.trace is None else 1
 
 
-def replayed_traffic(setup: ReplaySetup, progress: OnReplay = lambda _: None) -> ReplayReport:
+def kept_limits(setup: ReplaySetup) -> KeptLimits:
+    """Whether the limits hold with steps of every length: asked as far as it is needed."""
+    return KeptLimits(lambda sure, seed: holds(setup, setup.fleet.at(sure), seed), setup.seeds)
+
+
+def replayed_traffic(
+    setup: ReplaySetup, progress: OnReplay = lambda _: None, known: KeptLimits | None = None
+) -> ReplayReport:
     """Replays traffic on a deployment.
 
     Args:
         setup: Deployment and traffic.
         progress: Called with what is being replayed.
+        known: Of the same, from replays before.
     """
     progress("traffic")
     outcomes = [setup.fleet.replayed(setup.sent.draw(seed), setup.sent.clients) for seed in range(setup.seeds)]
@@ -178,13 +195,13 @@ def replayed_traffic(setup: ReplaySetup, progress: OnReplay = lambda _: None) ->
     limited = min(setup.workload.ttft_slo_s, setup.workload.tpot_slo_s) < math.inf
     sure = STEP_ERRORS if limited else ()
     progress("slower and faster steps")
-    kept = [holds(setup, setup.fleet.at(each), turn % setup.seeds) for turn, each in enumerate(sure)]
+    kept = (known or kept_limits(setup)).shares if limited else ()
     report = ReplayReport(setup, runs, outcomes[0], sure, kept)
-    if not limited or setup.sent.rate_per_s is None:
+    if setup.sent.rate_per_s is None:
         return report
     progress("the load at which it breaks")
     most_per_s = _most_per_s(setup)
-    return replace(report, breaks_at_per_s=_breaks_at(setup, most_per_s), most_per_s=most_per_s)
+    return replace(report, breaks_at_per_s=_breaks_at(setup, most_per_s) if limited else None, most_per_s=most_per_s)
 
 
 def holds(setup: ReplaySetup, fleet: DeployedFleet, seed: int = 0) -> bool:
@@ -249,20 +266,24 @@ def _spread_of(values: Floats, percentiles: Sequence[float], counts: Floats | No
 
 
 def _breaks_at(setup: ReplaySetup, most_per_s: float) -> float:
-    """The highest rate at which the limits hold in every run, by halving, on the same requests at other distances.
+    """The highest rate at which the limits hold in every run, on the same requests at other distances.
 
-    None is higher than the most that is served, whatever a finite replay shows.
+    None is higher than the most that is served, whatever a finite replay shows. A seed that holds at the others' lowest
+    is not looked at further; of one that does not, the highest is sought below, near by first.
     """
+    part_per_s = 1.05 * most_per_s / _LOADS
 
-    def carried(rate_per_s: float) -> bool:
-        at_rate = replace(setup, sent=setup.sent.at(rate_per_s))
-        return all(holds(at_rate, setup.fleet, seed) for seed in range(setup.seeds))
+    def missed(parts: int, seed: int) -> bool:
+        at_rate = replace(setup, sent=setup.sent.at(parts * part_per_s))
+        return not holds(at_rate, setup.fleet, seed)
 
-    low, high = 0.0, 1.05 * most_per_s
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if carried(middle) else (low, middle)
-    return min(low, most_per_s)
+    carried = _LOADS - 1
+    for seed in range(setup.seeds):
+        above, step = carried + 1, 1 if seed else _LOADS // 2
+        while carried and missed(carried, seed):
+            above, carried, step = carried, max(0, carried - step), 2 * step
+        carried += bisect_left(range(carried + 1, above), True, key=lambda parts, of=seed: missed(parts, of))
+    return min(carried * part_per_s, most_per_s)
 
 
 def _most_per_s(setup: ReplaySetup) -> float:
@@ -275,6 +296,19 @@ def _most_per_s(setup: ReplaySetup) -> float:
     return max(steady_per_s, _served_per_s(flood))
 
 
+def _trace_dict(trace: Requests) -> JsonObject:
+    """A trace's own rate, burstiness and lengths, whatever rate it is stretched to."""
+    gaps_s, span_s = np.diff(trace.arrival_s), float(trace.arrival_s[-1])
+    return {
+        "requests": len(trace),
+        "span_s": span_s,
+        "requests_per_s": recorded_per_s(trace) if span_s else None,
+        "cv": float(gaps_s.std() / gaps_s.mean()) if span_s else None,
+        "isl": {**_spread_of(trace.prompt_tokens.astype(float), PERCENTILES), "most": int(trace.prompt_tokens.max())},
+        "osl": {**_spread_of(trace.output_tokens.astype(float), PERCENTILES), "most": int(trace.output_tokens.max())},
+    }
+
+
 def _served_per_s(outcome: Replayed) -> float:
     return float(np.isfinite(outcome.done_s).sum()) / outcome.end_s if outcome.end_s else 0.0
 
@@ -282,7 +316,7 @@ def _served_per_s(outcome: Replayed) -> float:
 def replay_dict(report: ReplayReport) -> JsonObject:
     """The answer in JSON."""
     setup, fleet = report.setup, report.setup.fleet
-    ttft_s, tpot_s = fleet.latencies_s
+    (ttft_s, tpot_s), lengths = fleet.latencies_s, setup.sent.mean_tokens
 
     def estimate(value: Callable[[RunFigures], float]) -> JsonObject:
         return asdict(report.figure_of(value))
@@ -294,7 +328,8 @@ def replay_dict(report: ReplayReport) -> JsonObject:
         "percentile": setup.percentile,
         "requests_per_s": setup.sent.rate_per_s,
         "concurrency": setup.sent.clients,
-        "cv": setup.sent.cv,
+        "cv": setup.sent.cv if setup.sent.trace is None and setup.sent.clients is None else None,
+        "trace": _trace_dict(setup.sent.trace) if setup.sent.trace is not None else None,
         "requests": len(report.first.sent_s),
         "seeds": setup.seeds,
         "seconds": {
@@ -322,6 +357,6 @@ def replay_dict(report: ReplayReport) -> JsonObject:
         "steady_state": {
             "tpot_s": tpot_s,
             "ttft_s": ttft_s,
-            "tokens_per_s_per_gpu": report.bound_per_s * setup.sent.mean_tokens[1] / report.gpus,
+            "tokens_per_s_per_gpu": fleet.bound_per_s(*lengths) * lengths[1] / report.gpus,
         },
     }

@@ -52,7 +52,8 @@ def replay_blocks(report: ReplayReport) -> Iterator[RenderableType]:
             lambda run: run.in_system,
         )
     )
-    load = f", sent {report.load:.0%} of what they serve without queueing" if report.load is not None else ""
+    served_words = "they serve at most, prompts cached" if setup.sent.cached else "they serve without queueing"
+    load = f", sent {report.load:.0%} of what {served_words}" if report.load is not None else ""
     yield f"Served: {rate_text(served)}, in time {rate_text(good)}; replicas are busy {busy:.0%} of the time{load}"
     most = max(run.most_waiting for run in report.runs)
     yield (
@@ -76,7 +77,8 @@ def _sent_line(report: ReplayReport) -> str:
 def _trace_text(trace: Requests) -> str:
     span_s = float(trace.arrival_s[-1])
     own = f", {rate_text(recorded_per_s(trace))}" if span_s else ""
-    return f"a trace ({len(trace):,} requests in {span_s:,.4g} s{own})"
+    isl, osl = trace.mean_tokens
+    return f"a trace ({len(trace):,} requests in {span_s:,.4g} s{own}; {isl:,} tokens in and {osl:,} out on average)"
 
 
 def _notes(report: ReplayReport) -> Iterator[str]:
@@ -98,7 +100,8 @@ def _notes(report: ReplayReport) -> Iterator[str]:
         if text := first_token_limit_text(workload):
             yield text
     if report.breaks_at_per_s is not None:
-        yield f"{_breaks_text(report, refused)}; without queueing up to {rate_text(report.bound_per_s)}"
+        most = "at most served" if setup.sent.cached else "without queueing up to"
+        yield f"{_breaks_text(report, refused)}; {most} {rate_text(report.bound_per_s)}"
     first = report.runs[0]
     if first.hit_share:
         yield f"Prefix cache: {first.hit_share:.0%} of the prompt tokens found"
