@@ -164,7 +164,7 @@ def test_where_chunks_take_fewer_gpus_they_win_and_exported_caps_are_those_that_
     asked = rs.question(
         model="llama_3_1_8b", isl=16000, osl=100, tpot_ms=30, ttft_ms=4000, gpus=8, batches="powers_of_two"
     )
-    limited = {"requests_per_s": 4.0, **ONE_KIND, "requests": 150}
+    limited = {"requests_per_s": 5.4, **ONE_KIND, "requests": 150}
     found = rs.recommend(asked, **limited)
     chunk, answer = found.answer.demand.workload.chunk_tokens, found.answer
     assert answer.proof is not None
@@ -175,7 +175,7 @@ def test_where_chunks_take_fewer_gpus_they_win_and_exported_caps_are_those_that_
     assert fewest[chunk] == answer.options[0].fleet.gpus == answer.proof.least_gpus < whole
     assert f"whole prompts {whole}; " in str(found)
     found.write(tmp_path)
-    again = rs.replay(path=tmp_path, requests_per_s=4.0, requests=150).report
+    again = rs.replay(path=tmp_path, requests_per_s=5.4, requests=150).report
     assert answer.options[0].load is not None
     assert answer.options[0].load.report is not None
     assert again.runs == answer.options[0].load.report.runs
