@@ -196,7 +196,9 @@ def test_a_layout_stands_for_its_degrees() -> None:
     )
 
 
-def test_what_an_answer_prints_as_its_strategy_is_a_layout() -> None:
+def test_what_an_answer_prints_as_its_strategy_is_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    for beside in ("_best_beside", "variations"):  # which take most of the time, and print no strategy
+        monkeypatch.setattr(f"raysearch.deploy.recommend.recommendation.{beside}", lambda *_: ())
     asked = rs.question(model="qwen3_235b_a22b", hardware="h200_sxm", isl=4000, osl=500, gpus=8, engine="sglang")
     answer = rs.recommend(replace(asked, batches="powers_of_two"), only="aggregated").answer
     found = [each.evaluation for each in (*answer.options, *answer.front)]

@@ -309,7 +309,8 @@ def test_a_forecast_has_the_figures_that_evaluate_has_of_the_same_deployment(tmp
 @pytest.mark.usefixtures("best_alone")
 def test_whole_prompts_can_be_asked_for_in_every_command_that_searches_chunks() -> None:
     """Where chunks serve more, those who search them have the optimum's figure for the same question."""
-    asked = Question(model="qwen3_32b", isl=4000, osl=500, gpus=8, tpot_ms=30, ttft_ms=2000)
+    usual = Question(model="qwen3_32b", isl=4000, osl=500, gpus=8, tpot_ms=30, ttft_ms=2000)
+    asked = replace(usual, batches="powers_of_two")
     whole = replace(asked, chunk_tokens=0)
     assert whole.load().config_hash == asked.load().config_hash
     best = rs.optimum(whole)

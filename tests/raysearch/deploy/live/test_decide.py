@@ -123,7 +123,7 @@ def _alike(candidates: Candidates) -> np.ndarray:
 @pytest.mark.slow
 def test_the_stated_confidence_is_kept_on_machines_whose_errors_are_outside_the_belief(candidates: Candidates) -> None:
     rng, noise, right = np.random.default_rng(5), 0.005, []
-    for seed in range(102):
+    for seed in range(48):
         errors = surprising(candidates, seed % 6, rng.uniform(-math.log(3), math.log(3)), rng)
         seen: list[Measured] = []
         *_, last = tune(
@@ -132,7 +132,7 @@ def test_the_stated_confidence_is_kept_on_machines_whose_errors_are_outside_the_
         true, found = values(candidates, errors), last.decision.incumbent
         if last.decision.confidence >= 0.9:
             right.append(found is not None and true[found] >= 0.98 * true.max())
-    assert len(right) > 76
+    assert len(right) > 36
     assert np.mean(right) >= 0.9
 
 
