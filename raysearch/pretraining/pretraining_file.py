@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from raysearch.base.file_io import counted
+
 ShareOfAll = Annotated[float, Field(ge=0, le=1)]
 Mixer = Literal["grouped", "latent", "window", "linear", "sparse"]
 
@@ -66,6 +68,11 @@ class Network(_Table):
     jitter: Annotated[float, Field(ge=0, le=10)] = 0.3
 
 
+_STRATEGY_S, _ROW_S, _TABLE_S, _STATE_S = 4.6e-4, 1.2e-5, 1.3, 2.5e-3
+"""CPU seconds of a strategy, of a row that the network learns from, of a black box and of a state that the policy
+learns from. [fitted] to the shipped files' pre-training, docs/evidence/learning.md."""
+
+
 class PolicySettings(_Table):
     """[policy]: the policy that chooses calls, what it is trained on and for how long.
 
@@ -120,3 +127,15 @@ class PretrainingFile(_Table):
     distribution: Distribution = Distribution()
     network: Network = Network()
     policy: PolicySettings = PolicySettings()
+
+    @property
+    def work(self) -> str:
+        """What is made of it, and about how long that takes, as a clause."""
+        network, policy = self.network, self.policy
+        seconds = self.workloads * self.strategies * _STRATEGY_S + network.steps * network.batch * _ROW_S
+        made = f"{self.workloads:,} workloads of some {self.strategies} strategies, {network.steps:,} steps of training"
+        if policy.tables:
+            seconds += policy.tables * _TABLE_S + policy.steps * policy.batch * _STATE_S
+            made += f"; {policy.tables:,} black boxes for the policy, {policy.steps:,} steps of imitation"
+            made += f", {policy.iterations} iterations of PPO, whose time is not known" if policy.iterations else ""
+        return f"{made}; about {counted(max(round(seconds / 60), 1), 'minute')} of a core"

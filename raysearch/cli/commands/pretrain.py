@@ -18,7 +18,7 @@ from raysearch.processes.watcher import can_go_on_with
 def pretrain(
     path: Annotated[
         str, typer.Argument(metavar="FILE", help="Name in configs/pretraining, or the path of a TOML file.")
-    ] = "default",
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help=OUT_HELP, callback=at_home)] = Path("results/prior"),
     processes: Annotated[int, Setting("Processes that evaluate workloads.", least=1, most=1024)] = 1,
     as_json: JsonOption = False,
@@ -28,20 +28,23 @@ def pretrain(
     First a network that predicts what a strategy does. Then, if the file has a table `policy`, the policy that chooses
     the calls: from the true regret of candidates, and by PPO on whole searches.
 
+    What it will make, and about how long that takes, is said first: `default` is what ships, some 20 minutes of a core.
     Ctrl-C loses only the last few seconds: the same command continues. The folder has a TensorBoard log.
 
     \b
     Examples:
-      raysearch pretrain
+      raysearch pretrain default
       raysearch pretrain mine.toml --out results/mine --set processes=16
       raysearch search -w gpt_moe_1_2t_16k -s prior
     """
     from raysearch.base.progress import stepping
     from raysearch.pretraining.pretrained import POLICY_FILE, PRIOR_FILE, pretrain_policy
     from raysearch.pretraining.pretrained import pretrain as make
-    from sim.config.files import config_path
+    from raysearch.pretraining.pretraining_file import PretrainingFile
+    from sim.config.files import config_path, read_config
 
-    print(f"pre-training by {config_path('pretraining', path)}, into {out}", file=sys.stderr)
+    asked = read_config(config_path("pretraining", path), PretrainingFile)
+    print(f"pre-training by {config_path('pretraining', path)}, into {out}: {asked.work}", file=sys.stderr)
     can_go_on_with(sys.argv[1:])
     try:
         header = make(path, out, processes, stepping)

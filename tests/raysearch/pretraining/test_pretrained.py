@@ -35,7 +35,7 @@ from raysearch.searchers.prior.network import FACTOR_COUNT, read_prior
 from raysearch.searchers.prior.strategy_features import OPS, SHARES
 from raysearch.searchers.registry import make_searcher
 from sim.config.catalog import load_workload
-from sim.config.files import CatalogError
+from sim.config.files import CatalogError, config_path, read_config
 from tests.conftest import command_environment
 from tests.processes import Started, descendants, started_by, wait_until
 from tests.raysearch.fuzzing import INPUTS, LONG, bounded_memory, broken
@@ -244,7 +244,15 @@ def test_a_pretraining_that_is_stopped_says_how_to_go_on(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("raysearch.pretraining.pretrained.pretrain", stopped)
     with pytest.raises(Interrupted, match=rf"is kept in {tmp_path}: the same command continues"):
-        CliRunner().invoke(app, ["pretrain", "--out", str(tmp_path)], catch_exceptions=False)
+        CliRunner().invoke(app, ["pretrain", "default", "--out", str(tmp_path)], catch_exceptions=False)
+
+
+def test_a_pretraining_says_what_it_makes_before_it_begins() -> None:
+    shipped = read_config(config_path("pretraining", "default"), PretrainingFile)
+    assert shipped.work.startswith("4,000 workloads of some 180 strategies, 4,500 steps of training; 460 black boxes")
+    assert shipped.work.endswith("about 18 minutes of a core")
+    small = PretrainingFile(workloads=20, strategies=40, network=Network(steps=10))
+    assert small.work == "20 workloads of some 40 strategies, 10 steps of training; about 1 minute of a core"
 
 
 SPAWNING = """
