@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import NamedTuple, final
@@ -148,6 +149,16 @@ class BlackBoxBelief:
         if not self._phase.prefills:
             predicted = predicted._replace(log_ttft_s=nothing)
         return features, predicted
+
+    def best_of_meshes(self) -> list[Action]:
+        """The best strategies of different degrees that are known before the first answer."""
+        if self._space.degrees_only:
+            return []
+        found: list[Action] = []
+        for strategy in self._source.bests():
+            with contextlib.suppress(ValueError):  # tables of replicas need not have a single one
+                found.append(self._space.encode(strategy))
+        return found
 
     def screened(self, actions: Action, count: int) -> Action:
         """Of actions `[n, A]` those that are worth asking about, where asking is dear: the best by a bare roofline.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self, final
 
 import numpy as np
@@ -91,12 +92,25 @@ class CandidatePool:
 
 
 def first_pool(
-    belief: BlackBoxBelief, space: StrategySpace, candidates: CandidateStrategies, rng: np.random.Generator
+    belief: BlackBoxBelief,
+    space: StrategySpace,
+    candidates: CandidateStrategies,
+    rng: np.random.Generator,
+    known: Sequence[Action] = (),
 ) -> CandidatePool:
-    """What a search looks at before its first call: all degrees, dims that were good elsewhere, and mutations."""
+    """What a search looks at before its first call: all degrees, dims that were good elsewhere, and mutations.
+
+    Args:
+        belief: Who expects.
+        space: To choose from.
+        candidates: Of it.
+        rng: Draws.
+        known: Actions `[n, A]` to look at, too.
+    """
     drawn = candidates.spread(_SPREAD, rng)
     pool = CandidatePool(belief, drawn[:0]).grown(belief.screened(space.folded(drawn), _SCREENED), space).best(_WIDENED)
     pool = pool.grown(candidates.with_dims(pool.actions), space).best(_KEPT)
+    pool = pool.grown(np.array(known, np.int64), space)
     for _ in range(_ROUNDS):
         pool = pool.grown(candidates.mutated(pool.actions[:60], 400, rng), space).best(_KEPT)
     return pool

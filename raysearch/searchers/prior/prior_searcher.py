@@ -104,7 +104,9 @@ class PriorSearcher(Searcher):
         with self._threads.limit(limits=1):  # so small, a product of two threads takes ten times the processor's time
             self.belief.learn(self._pending)
             if not len(self._pool.actions):
-                self._pool = first_pool(self.belief, self.space, self._candidates, self.rng)
+                self._pool = first_pool(
+                    self.belief, self.space, self._candidates, self.rng, self.belief.best_of_meshes()
+                )
             action = self._chosen(self._pool.grown(self._around(), self.space))
         self._pending.append(action.copy())
         self._seen.add(self.space.key(action))

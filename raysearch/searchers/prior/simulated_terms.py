@@ -26,8 +26,11 @@ from raysearch.searchers.prior.strategy_features import (
 from sim.batched import Evaluations, Strategies, evaluate_many, step_seconds
 from sim.config.catalog import default_hardware, load_calibrated, load_engine
 from sim.engines.engine_registry import engine_rules
+from sim.optimum.exact_search import find_bests
+from sim.optimum.spaces import joint_space, space_of
 from sim.step.stage import room
-from sim.workload import Workload
+from sim.strategy import Strategy
+from sim.workload import Workload, coarse_steps
 
 TermSourceName = Literal["simulator", "carried", "network"]
 """Where terms come from: the simulator as the workload has it; the same as if nobody had measured the machine, see
@@ -43,6 +46,8 @@ _SURE = 6.0
 """[assumed] Log odds that what breaks a limit of the simulator breaks it there."""
 _BROKEN = 1e-3
 """Excess beyond what latencies and memory explain, from which on another limit is broken."""
+_MESHES = 16
+"""[assumed] Degrees whose best strategies are candidates from the first call on."""
 _KERNELS = {
     "qkv_proj": ("attention_weights", "attention_flops"),
     "o_proj": ("attention_weights", "attention_flops"),
@@ -62,12 +67,14 @@ class TermSource(NamedTuple):
         predict: From strategies and their features to these with `SHARES` as expected, and all that is expected.
         time, limits: How its errors of the time go together, and those of the memory.
         dear: Whether asking takes so long that a roofline should choose what it is asked about.
+        bests: The best strategies of different degrees, where more is known of them than by asking.
     """
 
     predict: Callable[[Strategies, Features], tuple[Features, StepPrediction]]
     time: ResidualKernel
     limits: ResidualKernel
     dear: bool
+    bests: Callable[[], tuple[Strategy, ...]]
 
 
 def term_source(name: TermSourceName, prior: Prior, features: WorkloadFeatures) -> TermSource:
@@ -84,14 +91,17 @@ def term_source(name: TermSourceName, prior: Prior, features: WorkloadFeatures) 
     header, workload = prior.header, features.workload
     if name == "network":
         features.check_known()
-        return TermSource(lambda _, of: prior.predict(of), header.time, header.limits, False)
+        return TermSource(lambda _, of: prior.predict(of), header.time, header.limits, False, tuple)
     engine, foreign = workload.engine, False
     if name == "carried":
         workload, foreign = carried_over(workload), engine is not None and engine.family != _ENGINE
     curves = workload.hardware.curves
     measured = not foreign and curves is not None and curves.calibration.machine == curves.calibration.measured
     kernel = header.simulated.times(_MEASURED) if measured else header.simulated
-    return TermSource(lambda strategies, of: simulated(workload, strategies, of), kernel, _LIMITS, True)
+    asked = workload
+    return TermSource(
+        lambda strategies, of: simulated(asked, strategies, of), kernel, _LIMITS, True, lambda: best_of_meshes(asked)
+    )
 
 
 @lru_cache(maxsize=8)
@@ -114,6 +124,21 @@ def carried_over(workload: Workload) -> Workload:
         engine = replace(engine, times=times)
     hardware = replace(hardware, curves=curves)
     return replace(workload, hardware=hardware, engine=engine, config_hash=f"{workload.config_hash}-carried")
+
+
+@lru_cache(maxsize=8)
+def best_of_meshes(workload: Workload) -> tuple[Strategy, ...]:
+    """The best strategies of different degrees, exactly: draws crowd around one mesh where another's choices are rare.
+
+    Of few batches, and of the extended space's joint part, which take a second; an engine runs so few choices that
+    draws have them all.
+    """
+    space = joint_space(workload) if workload.space == "extended" else space_of(workload)
+    if space.engine is not None:
+        return ()
+    few = set(coarse_steps(space.batch[-1]))
+    batches = tuple(batch for batch in space.batch if batch in few) or space.batch
+    return tuple(each.strategy for each in find_bests(replace(space, batch=batches), _MESHES))
 
 
 def simulated(workload: Workload, strategies: Strategies, features: Features) -> tuple[Features, StepPrediction]:

@@ -221,6 +221,13 @@ def test_where_the_simulator_is_right_its_optimum_is_the_first_call(tiny_workloa
 # --- the file -----------------------------------------------------------------------------------------
 
 
+def test_candidates_begin_with_the_best_strategies_of_several_degrees() -> None:
+    belief = BlackBoxBelief(read_prior(SHIPPED_PRIOR), space := StrategySpace(MOE))
+    found = [space.decode(action) for action in belief.best_of_meshes()]
+    assert len({(each.tp, each.ep, each.pp) for each in found}) == len(found) > 8
+    assert first_calls(MOE, 1) > 0.99 * max(evaluate(MOE, each).tokens_per_s_per_gpu for each in found)
+
+
 def test_a_prior_is_read_as_it_was_written(tmp_path: Path) -> None:
     shipped = read_prior(SHIPPED_PRIOR)
     write_prior(tmp_path / "again.safetensors", shipped.header, shipped.arrays)
