@@ -51,7 +51,7 @@ def priced_runs(directory: Path, hardware: str, margin: float) -> pd.DataFrame:
     calibration = load_calibrated(hardware, None)
     machine, frame = load_machine(hardware, calibration), read_serving_runs(directory, hardware)
     if frame is None:
-        raise SystemExit(f"{directory}: no runs of {hardware}")
+        raise SystemExit(f"{directory}: no file of serving runs")
     rows, runs, _ = agg_runs(frame)
     measured_s = numbers_of(rows, "silicon_tpot_ms") / 1e3
     found: list[dict[str, object]] = []
@@ -68,6 +68,8 @@ def priced_runs(directory: Path, hardware: str, margin: float) -> pd.DataFrame:
             own["measured_per_gpu"] = each.tokens_per_s_per_gpu * each.tpot_s / tpot_s
             own["with margin"] = each.tpot_s * (1 + margin)
             found.append(own | {f"at {probability:g}": each.tpot_at_s(probability) for probability in CONFIDENCES})
+    if not found:
+        raise SystemExit(f"{directory}: no aggregated run of {hardware} that can be priced")
     return pd.DataFrame(found)
 
 
