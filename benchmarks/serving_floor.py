@@ -5,34 +5,39 @@
 Reads folders and files of runs as `raysearch calibrate --set runs` does, prices them, and prints by machine: how far
 runs of one configuration lie apart; how far off the best of all times is that never fall as a layout of a workload gets
 more requests; what extremely randomised trees say of workloads that they have not seen, and of runs whose workload they
-have (scikit-learn); what is left of the error on an unseen machine after five random runs of
-an engine and model have scaled it, and after the best scaling that there is; how wide the fifth to the ninety-fifth
+have (scikit-learn); what is left of the error on an unseen machine after five random runs of an engine and model have
+corrected it as `--set anchor` does, and how many lie in the interval of a measured model; what trees that know these
+five and all other machines leave, and the best scaling that there is; how wide the fifth to the ninety-fifth
 percentile of what is left is; and how far decode workers of pools are off. Takes some CPU minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from scipy.optimize import linprog
 from sklearn.ensemble import ExtraTreesRegressor
 
+from raysearch.fidelity.calibration.anchor import Anchor, Served
+from raysearch.fidelity.calibration.intervals import inside, residuals_of
 from raysearch.fidelity.calibration.pooled_fit import Bools, PooledTimes, held_out
 from raysearch.fidelity.calibration.serving_fit import names_machines, rows_by
 from raysearch.fidelity.calibration.serving_pool import MeasuredRuns, measured_runs
-from sim.arrays import Floats
-from sim.config.catalog import measured_machine
+from sim.arrays import Floats, Ints
+from sim.config.catalog import load_calibration, measured_machine
 from sim.config.files import list_names
+from sim.config.hardware_file import stored_intervals
+from sim.prices.engine import EngineTimes
 
 _FOLDS = 10
 _RUNS = 5
 """Own runs that a scaling is fitted to."""
-_DRAWS = 200
-_BETWEEN, _WITHIN = 0.15, 0.1
-"""As `raysearch.fidelity.calibration.serving_pool.anchored_serving` has them."""
+_DRAWS, _DRAWS_OF_TREES = 20, 3
+_JUDGED_BY = {"": "b200_sxm", "amd": "mi355x"}
+"""Machines whose calibration has the interval of a maker's, by maker."""
 
 
 def main() -> None:
@@ -46,7 +51,8 @@ def main() -> None:
     machines = [name for name in sorted(set(measured.systems)) if (kept & (systems == name)).sum() >= _RUNS]
     in_pools = measured.pool.steps.priced & (measured.pool.weights > 0) & ~measured.aggregated
     by_workload = _predicted_s(measured, measured.workloads, _FOLDS)
-    by_machine = _predicted_s(measured, measured.systems, len(measured.runs))
+    of_machine = held_out(measured.pool, measured.systems, len(measured.runs))
+    by_machine = measured.pool.steps.tpot_of_each_s(of_machine)
     trees = {
         "trees, workload": _trees_s(measured, kept, measured.workloads),
         "trees, run": _trees_s(measured, kept, list(range(len(kept)))),
@@ -63,13 +69,23 @@ def main() -> None:
             *(_error(measured, rows, each) for each in (by_workload, *trees.values())),
         ]
         print(" | ".join([name, f"{rows.sum():,}", *cells]))
-    print("\nmachine held out | as it comes | five runs of a model | best scaling | five of a layout | best scaling")
+    print(
+        "\nmachine held out | as it comes | five runs of a model, inside | trees that know these | best scaling | "
+        "ten runs | twenty | five of a layout | best scaling"
+    )
     for name in machines:
         rows = kept & (systems == name)
-        cells = [_error(measured, rows, by_machine)]
-        for key in (_engine_and_model, _layout):
-            cells += _scaled(measured, rows, by_machine, key)
-        print(" | ".join([name, *cells]))
+        models, layouts = (_groups(measured, rows, key) for key in (_engine_and_model, _layout))
+        cells = [
+            _error(measured, rows, by_machine),
+            _anchored(measured, models, of_machine, _RUNS),
+            _trees_anchored(measured, kept & (systems != name), models),
+            _best_scaled(measured, models, by_machine),
+            *(_anchored(measured, models, of_machine, count * _RUNS) for count in (2, 4)),
+            _anchored(measured, layouts, of_machine, _RUNS),
+            _best_scaled(measured, layouts, by_machine),
+        ]
+        print(" | ".join([name, *cells]), flush=True)
     print("\nwidth that holds 90 %, workload held out | ours | trees, workload | trees, run")
     for name in machines:
         rows = kept & (systems == name)
@@ -101,8 +117,8 @@ def _predicted_s(measured: MeasuredRuns, groups: Sequence[Hashable], folds: int)
     return measured.pool.steps.tpot_of_each_s(times)
 
 
-def _trees_s(measured: MeasuredRuns, kept: Bools, groups: Sequence[Hashable]) -> Floats:
-    """The same by trees that see all of a run, and what its kernels take, and correct that."""
+def _columns(measured: MeasuredRuns) -> tuple[Floats, Floats]:
+    """[runs, columns] all of a run, and what its kernels take; [runs] log seconds per token of kernels alone."""
     steps, pool = measured.pool.steps, measured.pool
     pace = steps.pace
     others = pace.mixed_share * pace.others_share
@@ -123,7 +139,12 @@ def _trees_s(measured: MeasuredRuns, kept: Bools, groups: Sequence[Hashable]) ->
         *(np.log([float(getattr(run, part)) for run in measured.runs]) for part in ("prompt_tokens", "output_tokens")),
     ]
     seen = np.column_stack([*numbers, *one_hot]).astype(float)
-    seen, base = np.nan_to_num(seen, posinf=0, neginf=0), np.nan_to_num(base)
+    return np.nan_to_num(seen, posinf=0, neginf=0), np.nan_to_num(base)
+
+
+def _trees_s(measured: MeasuredRuns, kept: Bools, groups: Sequence[Hashable]) -> Floats:
+    """The same by trees that see all of a run, and correct what its kernels take."""
+    (seen, base), pool = _columns(measured), measured.pool
     labels = [str(group) for group in groups]
     known = sorted(set(labels))
     dealt = dict(zip(known, np.random.default_rng(0).permutation(len(known)) % _FOLDS, strict=True))
@@ -207,27 +228,63 @@ def _least_rising(loads: Sequence[int], measured_s: Floats) -> Floats:
     return np.abs(of_load @ found.x[: len(steps)] - 1)
 
 
-def _scaled(
-    measured: MeasuredRuns, rows: Bools, predicted_s: Floats, key: Callable[[MeasuredRuns, int], Hashable]
-) -> list[str]:
-    """Errors after five random runs of each group have scaled the rest, and after the factor that is best of all."""
-    at, rng = np.flatnonzero(rows), np.random.default_rng(0)
-    logs = np.log(measured.pool.measured_s / predicted_s)
-    few, best = list[float](), list[float]()
-    for same in rows_by([repr(key(measured, int(row))) for row in at]).values():
-        own = logs[at[same]]
-        if len(own) <= _RUNS:
-            continue
+def _groups(measured: MeasuredRuns, rows: Bools, key: Callable[[MeasuredRuns, int], Hashable]) -> list[Ints]:
+    """Rows of each group."""
+    at = np.flatnonzero(rows)
+    return [at[same] for same in rows_by([repr(key(measured, int(row))) for row in at]).values()]
+
+
+def _drawn(rows: Ints, count: int, draws: int) -> Iterator[tuple[Ints, Ints]]:
+    """Of a group of runs, so many random ones and the rest; nothing of one that has no more."""
+    rng = np.random.default_rng(0)
+    for _ in range(draws if len(rows) > count else 0):
+        drawn = rng.permutation(rows)
+        yield drawn[:count], drawn[count:]
+
+
+def _anchored(measured: MeasuredRuns, groups: Sequence[Ints], times: Sequence[EngineTimes], count: int) -> str:
+    """Error of the rest after so many random runs of each group have corrected it, and how many lie in the interval."""
+    pool, found, covered = measured.pool, list[Floats](), list[float]()
+    served = [Served(cell.engine, cell.weights, cell.drafts) for cell in pool.cells]
+    for own, rest in (each for rows in groups for each in _drawn(rows, count, _DRAWS)):
+        known = {served[row]: times[row] for row in own.tolist()}
+        anchor = Anchor([served[row] for row in own.tolist()], pool.steps[own], known, pool.measured_s[own])
+        corrected = [anchor.times(served[row], times[row]) for row in rest.tolist()]
+        found.append(np.abs(pool.steps[rest].tpot_of_each_s(corrected) / pool.measured_s[rest] - 1))
+        if count == _RUNS:
+            covered += _inside(measured, rest, corrected)
+    inside = f", {np.mean(covered):.0%}" if covered else ""
+    return f"{np.concatenate(found).mean():.1%}{inside}" if found else "-"
+
+
+def _inside(measured: MeasuredRuns, rows: Ints, times: Sequence[EngineTimes]) -> list[float]:
+    """[rows] 1 where a run lies in its maker's interval of measured models."""
+    maker = measured.pool.cells[int(rows[0])].maker
+    stored = stored_intervals(load_calibration(_JUDGED_BY[maker]))
+    assert stored is not None
+    runs, steps = [measured.runs[row] for row in rows.tolist()], measured.pool.steps[rows]
+    left = residuals_of(runs, steps, measured.pool.measured_s[rows], times, rows.tolist(), few=False)
+    return inside(left, [stored.measured] * len(rows)).astype(float).tolist()
+
+
+def _trees_anchored(measured: MeasuredRuns, elsewhere: Bools, groups: Sequence[Ints]) -> str:
+    """The same of trees that know all of the other machines, and five runs of the group ten times over."""
+    (seen, base), wanted, found = _columns(measured), np.log(measured.pool.measured_s), list[Floats]()
+    for own, rest in (each for rows in groups for each in _drawn(rows, _RUNS, _DRAWS_OF_TREES)):
+        train = np.concatenate([np.flatnonzero(elsewhere), np.repeat(own, 10)])
+        trees = ExtraTreesRegressor(100, min_samples_leaf=2, random_state=0).fit(seen[train], (wanted - base)[train])
+        found.append(np.abs(np.exp(base[rest] + trees.predict(seen[rest]) - wanted[rest]) - 1))
+    return f"{np.concatenate(found).mean():.1%}" if found else "-"
+
+
+def _best_scaled(measured: MeasuredRuns, groups: Sequence[Ints], predicted_s: Floats) -> str:
+    """Error after the factor of each group that is best of all."""
+    best, logs = list[float](), np.log(measured.pool.measured_s / predicted_s)
+    for own in (logs[rows] for rows in groups if len(rows) > _RUNS):
         tried = np.linspace(own.min(), own.max(), 200)
         ideal = min(tried, key=lambda shift: float(np.abs(np.exp(shift - own) - 1).mean()))
         best += np.abs(np.exp(ideal - own) - 1).tolist()
-        for _ in range(max(1, _DRAWS // len(own))):
-            drawn = rng.permutation(len(own))
-            shift = own[drawn[:_RUNS]].mean() * _BETWEEN**2 / (_BETWEEN**2 + _WITHIN**2 / _RUNS)
-            few += np.abs(np.exp(shift - own[drawn[_RUNS:]]) - 1).tolist()
-    if not best:
-        return ["-", "-"]
-    return [f"{np.mean(few):.1%}", f"{np.mean(best):.1%} of {len(best)}"]
+    return f"{np.mean(best):.1%} of {len(best)}" if best else "-"
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def calibrate(
         Setting("Keep the kernels; fit the engines' own times alone, to the serving runs of all machines together."),
     ] = False,
     anchor: Annotated[
-        bool, Setting("With runs: keep the machine's engine times and scale them to the folder's few runs, per model.")
+        bool, Setting("With runs: correct the machine's engine times by the folder's few runs, per model.")
     ] = False,
     first_tokens: Annotated[
         bool,
@@ -52,7 +52,7 @@ def calibrate(
         str,
         Setting(
             "A machine with the same chip, whose kernels fill in for formats that the folder lacks; with anchor, any "
-            "machine, whose engine times are scaled."
+            "machine, whose engine times are corrected."
         ),
     ] = "",
     force: Annotated[bool, Setting("Replace a file with other content.")] = False,
@@ -68,8 +68,8 @@ def calibrate(
     \b
     With --set runs the machine's kernels stay, and its engines' times and intervals are fitted to the aggregated runs
     of all folders and machines together (endtoend_ttft_tpot.csv, or runs.csv with a column "system"). With --set anchor
-    they are instead scaled to a few runs of your own. Either accepts a file of InferenceX's published results (the JSON
-    of its dashboards) in place of a folder.
+    they are instead corrected by a few runs of your own. Either accepts a file of InferenceX's published results (the
+    JSON of its dashboards) in place of a folder.
 
     \b
     Examples:

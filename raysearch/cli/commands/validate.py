@@ -171,10 +171,8 @@ def _in_sample(serving: JsonFields) -> str:
     if not serving.get("mape"):
         return ""
     errors = f"mean error {serving['mape']:.1%}, median {serving['median_ape']:.1%}"
-    where = "with their workload held out, of models that ran at other lengths, too"
-    if "fitted together" not in serving["source"]:
-        where = "with their workload held out"
-    elif serving["rows"] < JUDGED_BY:
+    where = "with their workload held out"
+    if "fitted together" in serving["source"] and serving["rows"] < JUDGED_BY:
         where = "of machines with more runs, each held out whole, as this one has few"
     return (
         f"serving: engines' times were fitted to such runs ({serving['rows']:,} of this machine); {where}: {errors} "

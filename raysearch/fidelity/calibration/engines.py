@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -54,16 +54,25 @@ class Steps:
 
     def tpot_of_each_s(self, times: Sequence[EngineTimes]) -> Floats:
         """[runs] the same, each under an engine of its own."""
-        return np.array([float(self[np.array([i])].tpot_s(each)[0]) for i, each in enumerate(times)])
+        return self._of_each(times, Steps.tpot_s)
 
     def prompt_share_of_each(self, times: Sequence[EngineTimes]) -> Floats:
         """[runs] share of the time per output token that other requests' prompts take, each under its engine."""
-        rows = [(self[np.array([i])], each) for i, each in enumerate(times)]
-        return np.array([float(one.pace.prompt_share(each, one.decode_s, one.mixed_s)[0]) for one, each in rows])
+        return self._of_each(times, lambda steps, each: steps.pace.prompt_share(each, steps.decode_s, steps.mixed_s))
 
     def ttft_of_each_s(self, times: Sequence[EngineTimes]) -> Floats:
         """[runs] seconds to the first token, each under an engine of its own."""
-        return np.array([float(self[np.array([i])]._ttft_s(each)[0]) for i, each in enumerate(times)])
+        return self._of_each(times, Steps._ttft_s)
+
+    def _of_each(self, times: Sequence[EngineTimes], figure: Callable[[Steps, EngineTimes], Floats]) -> Floats:
+        """[runs] a figure, of all runs of equal times at once."""
+        rows: dict[EngineTimes, list[int]] = {}
+        for row, each in enumerate(times):
+            rows.setdefault(each, []).append(row)
+        found = np.empty(len(times))
+        for each, at in rows.items():
+            found[at] = figure(self[np.array(at)], each)
+        return found
 
     def _ttft_s(self, times: EngineTimes) -> Floats:
         return self.pace.ttft_s(times, self.decode_s, self.mixed_s)

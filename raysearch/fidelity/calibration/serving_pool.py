@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from raysearch.base.errors import InputError
+from raysearch.fidelity.calibration.anchor import Anchor, Served
 from raysearch.fidelity.calibration.deployments import MeasuredMachine, ServingRun, Skipped
 from raysearch.fidelity.calibration.disaggregated_recipes import pair_of, recipes_by_time
 from raysearch.fidelity.calibration.engines import FOLDS, Steps, fitted_to, steps_of
@@ -24,9 +25,8 @@ from raysearch.fidelity.calibration.intervals import (
 from raysearch.fidelity.calibration.pooled_fit import JUDGED_BY, Bools, Pool, PooledTimes, cell_of_run, held_out
 from raysearch.fidelity.calibration.serving_fit import agg_runs, numbers_of, read_serving_runs, records
 from sim.arrays import Floats
-from sim.config.catalog import cells_of
 from sim.json_object import JsonFields, JsonObject
-from sim.prices.engine import BARE, EngineTimes, times_of
+from sim.prices.engine import BARE, EngineTimes, cell_of, times_of
 from sim.prices.hardware import Hardware
 from sim.serving.phases import Pace
 
@@ -190,8 +190,8 @@ def pooled_serving(measured: MeasuredRuns, system: str) -> JsonObject:
     """Engines' times of a machine and the intervals around them, as the key "serving" of its calibration.
 
     The intervals are conformal: by whole workloads held out where the model is known, by whole models where it is not
-    (by whole machines where too few models ran), of all machines of its maker and some runs together; of a machine of
-    few runs by whole machines held out. The kernels that are usual are those of the same runs.
+    (by whole machines where too few models ran), of the machines of its chip if several, else maker, and some runs
+    together; of a machine of few runs by whole machines held out. The kernels that are usual are those of its maker's.
 
     Args:
         measured: Runs of this machine and of others, or of others alone.
@@ -201,9 +201,12 @@ def pooled_serving(measured: MeasuredRuns, system: str) -> JsonObject:
     servers = [name for name, kept in zip(measured.systems, aggregated, strict=True) if kept]
     rows = {name: servers.count(name) for name in set(measured.systems)}
     own = np.array([name == system for name in measured.systems], dtype=bool) & aggregated
-    maker = next((cell.maker for cell in pool.cells if cell.system == system), "")
+    maker, chip = next(((cell.maker, cell.chip) for cell in pool.cells if cell.system == system), ("", ""))
     alike = np.array([rows[c.system] >= JUDGED_BY and c.maker == maker for c in pool.cells], dtype=bool)
     judged, own = alike & aggregated & pool.steps.priced, own & pool.steps.priced
+    of_chip = judged & np.array([cell.chip == chip for cell in pool.cells], dtype=bool)
+    if len({name for name, kept in zip(measured.systems, of_chip, strict=True) if kept}) == 1:
+        of_chip = judged  # its few workloads, held out of each other, would leave next to nothing
     models = {cell.model for cell, kept in zip(pool.cells, judged, strict=True) if kept}
     groups, labels = measured.models, measured.workloads
     if len(models) < _FEW_MODELS:
@@ -212,10 +215,10 @@ def pooled_serving(measured: MeasuredRuns, system: str) -> JsonObject:
         by_workload = held_out(pool, measured.workloads, _PARTS)
         by_group = held_out(pool, groups, _PARTS)
         kinds = {
-            "measured": _residuals(measured, by_workload, judged & measured.elsewhere, _dealt(labels, judged)),
+            "measured": _residuals(measured, by_workload, of_chip & measured.elsewhere, _dealt(labels, of_chip)),
             "unmeasured": _residuals(measured, by_group, judged, groups, few=True),
         }
-        scored = own & measured.elsewhere
+        scored = own
     else:
         by_workload = held_out(pool, measured.systems, _PARTS)
         unseen = _residuals(measured, by_workload, judged, measured.systems, few=True)
@@ -239,17 +242,11 @@ def pooled_serving(measured: MeasuredRuns, system: str) -> JsonObject:
     }
 
 
-_BETWEEN, _WITHIN = 0.15, 0.1
-"""Spread of log errors between models of an engine on a machine that no fit has seen, and of a model's own runs.
-[fitted: H200 and B200, each held out: five runs of an engine and a model take 15 and 17 % to 9 and 13 %]"""
 _SHOWN = 5
-_SCALED = ("step_s", "layer_s", "sequence_s", "kernel_factor")
 
 
 def anchored_serving(serving: JsonObject, measured: MeasuredRuns, system: str) -> JsonObject:
-    """The key "serving" of a machine, with the times of each engine and model scaled to a few runs of its own.
-
-    Source: the mean of n logarithms, drawn to 0 as normal errors of these spreads are best (James and Stein, 1961).
+    """The key "serving" of a machine, with the times of each engine and model corrected by a few runs of its own.
 
     Args:
         serving: As its calibration has it.
@@ -257,29 +254,48 @@ def anchored_serving(serving: JsonObject, measured: MeasuredRuns, system: str) -
         system: Its name.
     """
     engines: JsonObject = {name: {**each, "of": dict(each.get("of", {}))} for name, each in serving["engines"].items()}
-    logs: dict[tuple[str, str, str], list[float]] = {}
+    own: dict[tuple[str, str], list[tuple[int, Served]]] = {}
     pool = measured.pool
-    for row, run in enumerate(measured.runs):
+    for row, (run, cell) in enumerate(zip(measured.runs, pool.cells, strict=True)):
         name = next((name for name in (run.generation, run.engine, run.backend) if name in engines), None)
         if name is None or measured.systems[row] != system or not pool.weights[row] or row in measured.in_pools:
             continue
-        record, cell = engines[name], pool.cells[row]
-        times = times_of(record, cells_of(run.model, run.weights, drafts=bool(cell.drafts)), run.model.layers)
-        predicted_s = float(pool.steps[np.array([row])].tpot_s(times)[0])
-        logs.setdefault((name, run.model.name, cell.kind), []).append(float(np.log(pool.measured_s[row] / predicted_s)))
-    for (name, model, kind), found in logs.items():
-        factor = float(np.exp(np.mean(found) * _BETWEEN**2 / (_BETWEEN**2 + _WITHIN**2 / len(found))))
-        of, usual = engines[name]["of"], engines[name]["of"].get(kind, engines[name])
-        for key in {model, *(each for each in of if each.startswith(f"{model}/"))}:
-            of[key] = _scaled(of.get(key, usual), factor)
-        engines[name]["models"] = sorted({*engines[name].get("models", ()), model})
-    return {**serving, "engines": engines, "anchored_to": sum(map(len, logs.values()))}
+        own.setdefault((cell.family, cell.model), []).append((row, Served(name, cell.weights, cell.drafts)))
+    for (family, model), found in own.items():
+        rows, served = np.array([row for row, _ in found]), [each for _, each in found]
+        kind, layers = pool.cells[found[0][0]].kind, measured.runs[found[0][0]].model.layers
+        stored = {name: each for name, each in serving["engines"].items() if name.partition("<")[0] == family}
+        times = {each: times_of(_served_by(stored[each.engine], model, kind, each), (), layers) for each in served}
+        anchor = Anchor(served, pool.steps[rows], times, pool.measured_s[rows])
+        for name, record in stored.items():
+            of = engines[name]["of"]
+            known = [Served(name, *_way(key)) for key in of if key.partition("/")[0] == model]
+            for each in dict.fromkeys((Served(name, "", ""), *known, *(one._replace(engine=name) for one in served))):
+                key = cell_of(model, each.weights, drafts=bool(each.drafts)) if each.weights else model
+                of[key] = _corrected(_served_by(record, model, kind, each), anchor, each)
+        for name in {each.engine for each in served}:
+            engines[name]["models"] = sorted({*engines[name].get("models", ()), model})
+    return {**serving, "engines": engines, "anchored_to": sum(map(len, own.values()))}
 
 
-def _scaled(times: JsonFields, factor: float) -> JsonObject:
-    whole = {"layer_s": 0.0, "kernel_factor": 1.0, "prompt_factor": 1.0, **times}
-    parts = (*_SCALED, "prompt_factor", "prefill_share")
-    return {part: float(f"{whole[part] * (factor if part in _SCALED else 1):.4g}") for part in parts}
+def _way(key: str) -> tuple[str, str]:
+    """(weights, drafts) of a key as `cell_of` makes it; "" of what it leaves open."""
+    _, weights, drafts = (*key.split("/"), "", "")[:3]
+    return weights, drafts
+
+
+def _served_by(engine: JsonFields, model: str, kind: str, served: Served) -> JsonFields:
+    """What an engine's record has of a model served so."""
+    of = engine.get("of", {})
+    ways = (cell_of(model, served.weights, drafts=drafts) for drafts in (bool(served.drafts), False))
+    return next((of[key] for key in (*ways, model, kind) if key in of), {"layer_s": 0.0, **engine, "of": {}})
+
+
+def _corrected(record: JsonFields, anchor: Anchor, served: Served) -> JsonObject:
+    """A record of times, by what an anchor says of something served so."""
+    found = asdict(anchor.times(served, times_of(record, (), 0)))
+    found["layer_s"] = record.get("layer_s", 0.0) * anchor.factors(served).step
+    return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 
 def _residuals(

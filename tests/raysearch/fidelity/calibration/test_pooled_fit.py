@@ -78,15 +78,19 @@ def test_a_calibration_stores_the_times_of_models_and_of_any_like_them() -> None
     assert astuple(times_of(few, ["small/bf16"], 32)) == pytest.approx(astuple(unseen), rel=1e-3)
 
 
-def test_a_few_runs_of_ones_own_scale_the_times_of_their_model_alone() -> None:
+def test_a_few_runs_of_ones_own_correct_the_times_of_their_model_alone() -> None:
     serving = load_calibration("b200_sxm").data["serving"]
     pool = _own_runs(5, slower=1.5)
     found = anchored_serving(serving, pool, "b200_sxm")
     before, after = (each["engines"]["vllm"]["of"] for each in (serving, found))
     changed = {name for name in after if after[name] != before.get(name)}
     assert changed == {name for name in before if name.split("/")[0] == "llama_3_1_70b"}
-    factor = after["llama_3_1_70b/fp8"]["kernel_factor"] / before["llama_3_1_70b/fp8"]["kernel_factor"]
-    assert 1.4 < factor < 1.5  # nearly all of it, after five
+    steps = pool.pool.steps
+    slower, elsewhere = (
+        steps.tpot_s(times_of(after[key], (), 80))[0] / steps.tpot_s(times_of(before[key], (), 80))[0]
+        for key in ("llama_3_1_70b/fp8", "llama_3_1_70b/nvfp4")
+    )
+    assert 1.05 < elsewhere < 1.4 < slower < 1.5  # nearly all of it, after five; of another format less
     CalibrationFile.model_validate({**load_calibration("b200_sxm").data, "serving": found})
 
 
