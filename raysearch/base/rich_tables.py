@@ -115,7 +115,7 @@ def scores_table(scores: Sequence[ScoreRow]) -> RenderableType:
 
 def _score_row(row: ScoreRow) -> tuple[str, ...]:
     return (
-        f"  {row['searcher']}" + ("" if row["complete"] else " (unfinished)"),
+        f"  {row['searcher']}{_ending(row)}",
         _spread(row["best"], row["best_sd"], 2),
         _spread(row["fraction_of_optimum"], row["fraction_of_optimum_sd"], 3),
         "-" if row["ratio"] is None else f"{row['ratio']:.2f} ({_figure(row['ratio_bound'], 2)})",
@@ -124,6 +124,12 @@ def _score_row(row: ScoreRow) -> tuple[str, ...]:
         f"{row['calls']:,.0f}",
         _figure(row["wall_s"], 1),
     )
+
+
+def _ending(row: ScoreRow) -> str:
+    if not row["complete"]:
+        return " (unfinished)"
+    return "" if row["calls"] else " (ended without an evaluation)"
 
 
 def _figure(value: float | None, digits: int) -> str:

@@ -100,7 +100,7 @@ def best_so_far(directory: Path, run: RunRow) -> Floats:
 def read_curves(
     directory: Path, runs: Sequence[RunRow], best_calls: Mapping[str, Floats] | None = None
 ) -> AnytimeCurves:
-    """The curves of a results folder's finished runs; while none is finished, as far as all of them have come.
+    """The curves of a results folder's finished runs; while none has a call, as far as all others have come.
 
     Args:
         directory: The folder.
@@ -113,8 +113,8 @@ def read_curves(
     best_calls = best_calls or {run["run_id"]: best_so_far(directory, run) for run in runs}
     usable = [run for run in runs if run["complete"]]
     # Not more than any run has: memory grows with the calls made, however large the budget of a sweep is.
-    budget = min(planned_budget(directory, runs), max((run["calls"] for run in usable), default=1))
-    if not usable:
+    budget = min(planned_budget(directory, runs), max((run["calls"] for run in usable), default=0))
+    if not any(run["calls"] for run in usable):
         usable = [run for run in runs if run["calls"]]
         budget = min((run["calls"] for run in usable), default=0)
     by_block = _complete_blocks(usable)

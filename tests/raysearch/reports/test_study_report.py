@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from raysearch.answers.reported import ReportResult
 from raysearch.base.errors import InputError
 from raysearch.base.limits import LARGEST_BUDGET
 from raysearch.cli.commands.report import report_results
@@ -112,6 +113,14 @@ def test_a_run_without_a_row_yet_has_zero_calls(tiny_workload: Path, tmp_path: P
     assert read_report(tmp_path).statistics is None
     report_results(tmp_path)
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_search_that_ends_without_an_evaluation_says_so(tiny_workload: Path, tmp_path: Path) -> None:
+    ended = SearchRun(RunSpec(str(tiny_workload), "random", 0, 100), tmp_path)
+    ended.finish()
+    found = ReportResult.of(tmp_path)
+    assert found.report.statistics is None
+    assert "random (ended without an evaluation)" in str(found)
 
 
 def test_an_interrupted_search_is_judged_by_the_calls_it_made(tiny_workload: Path, tmp_path: Path) -> None:
