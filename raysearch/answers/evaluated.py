@@ -109,14 +109,10 @@ class EvaluationResult(Result):
         """What `raysearch evaluate` prints."""
         from raysearch.base.rich_tables import explanation
 
-        heading, *rest = explanation(self.workload, self.evaluation)
-        yield heading
-        for text in self.broken:
-            yield f"Infeasible: {text}"
-        yield from rest
+        yield from explanation(self.workload, self.evaluation, self.broken)
         if self.carried and self.feasible:
             yield goodput_text(self.workload, self.carried)
-        if outside := self.outside_space:
+        if outside := [text for text in self.outside_space if text not in self.broken]:
             yield f"Not in the space {self.workload.space!r}: {'; '.join(outside)}"
         for warning in self.warnings:
             yield f"Warning: {warning}"

@@ -140,15 +140,25 @@ def _spread(value: float | None, deviation: float | None, digits: int) -> str:
     return _figure(value, digits) + ("" if deviation is None else f" ± {deviation:.{digits}f}")
 
 
-def explanation(workload: Workload, evaluation: Evaluation) -> list[RenderableType]:
-    """Everything about one evaluated strategy: degrees, ops, stage, memory, violations."""
+def explanation(
+    workload: Workload, evaluation: Evaluation, broken: Sequence[str] | None = None
+) -> list[RenderableType]:
+    """Everything about one evaluated strategy: why it cannot be run, degrees, ops, stage, memory.
+
+    Args:
+        workload: What it serves.
+        evaluation: Of it.
+        broken: All that is wrong with it; by default its violations.
+    """
+    broken = [violation.message for violation in evaluation.violations] if broken is None else broken
     return [
         Text(priced_text(workload), "bold"),
+        *(f"Infeasible: {text}" for text in broken),
         _headline(workload, evaluation),
         *_layer_tables(workload, evaluation),
         _stage_line(workload, evaluation),
         _memory_table(workload, evaluation),
-        _violations(evaluation),
+        *([] if broken else [Text("Violations: none", style="green")]),
         *(Text(f"Near its limit: {near.message}", "yellow") for near in near_limits(workload, evaluation)),
     ]
 
@@ -271,9 +281,3 @@ def _memory_table(workload: Workload, evaluation: Evaluation) -> Table:
     kinds = {name: getattr(memory, name) for name in ("weights", "kv_cache", "activations", "overhead", "total")}
     rows = [(name.replace("_", " "), bytes_text(size), f"{size / capacity:.1%}") for name, size in kinds.items()]
     return plain_table("Memory of the fullest GPU", ("kind", "size", f"of {bytes_text(capacity)}"), rows)
-
-
-def _violations(evaluation: Evaluation) -> Text:
-    if evaluation.feasible:
-        return Text("Violations: none", style="green")
-    return Text("\n".join(["Violations:", *(f"  {v.kind}: {v.message}" for v in evaluation.violations)]), style="red")
