@@ -79,7 +79,7 @@ def config_path(kind: ConfigKind, name_or_path: str | Path, *, beside: Path | No
         for folder in (beside / text if beside else None, Path(text)):
             if folder is not None and (folder / _CONFIG_JSON).is_file():
                 return folder / _CONFIG_JSON
-        if "/" in text and Path(text).is_dir():
+        if text and Path(text).is_dir():
             raise CatalogError(f"no {_CONFIG_JSON} in the folder {text}")
     if not text.endswith((suffix, ".json") if kind == "models" else suffix):
         hint = (kind == "models" and _published_as(text)) or did_you_mean(text, list_names(kind))

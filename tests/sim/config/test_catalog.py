@@ -210,6 +210,12 @@ def test_an_unknown_name_is_met_with_the_closest_known_one(load: object, name: s
     assert message_of(load, name).startswith(expected)
 
 
+def test_a_folder_that_holds_no_model_is_not_an_unknown_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert message_of(load_model, "mine") == "no config.json in the folder mine"
+
+
 def test_an_unknown_hardware_beside_a_good_workload_is_reported() -> None:
     assert "did you mean 'h100_sxm'?" in message_of(load_workload, "gpt_moe_1_2t_16k", "h100")
 
