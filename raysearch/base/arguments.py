@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from envs.strategy_env import brief
 from raysearch.base.errors import InputError, RunFailed
 from sim.config.files import CatalogError
-from sim.config.question import QUESTION_FIELDS, as_arguments, option_names
+from sim.config.question import QUESTION_FIELDS, as_arguments, option_names, plain
 from sim.near_names import did_you_mean
 from sim.strategy_checks import StrategyError
 
@@ -69,6 +69,9 @@ BOUNDS: Mapping[str, NumberBounds] = {
 }
 """Least and most of numbers, by function and parameter: those of its command, as a test compares."""
 
+_ARGUMENTS: dict[str, Mapping[str, inspect.Parameter]] = {}
+"""By name, those of every function of the interface."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -84,6 +87,7 @@ def in_python(function: Callable[P, T], name: str = "") -> Callable[P, T]:
     """
     signature = inspect.signature(function)
     names = option_names(*signature.parameters)
+    _ARGUMENTS[name or function.__name__] = signature.parameters
 
     @functools.wraps(function, updated=())
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -145,7 +149,7 @@ def _misfit(function: str, signature: inspect.Signature, args: Sequence[object],
     unnamed = [name for name, each in parameters.items() if each.kind is not each.KEYWORD_ONLY]
     for name in kwargs:
         if name not in parameters:
-            return f"{function}({name}=...): there is no such argument: {did_you_mean(name, parameters)}"
+            return f"{function}({name}=...): there is no such argument: {_near(name, parameters)}"
         if name in unnamed[: len(args)]:
             return f"{function}({name}=...): given twice, by its place and by its name"
     if len(args) > len(unnamed):
@@ -159,6 +163,26 @@ def _misfit(function: str, signature: inspect.Signature, args: Sequence[object],
     return f"{function}({missing}=...): expected {parameters[missing].annotation}, got nothing"
 
 
+def _near(name: str, parameters: Mapping[str, object]) -> str:
+    """What takes an argument that a function has not, the question first; where nothing does, the nearest of its."""
+    of = [f"rs.{each}" for each, arguments in _ARGUMENTS.items() if name in arguments]
+    if not of:
+        return did_you_mean(name, parameters)
+    if "rs.question" in of:
+        return f"{name} is of rs.question(...)"
+    return f"{name} is of {' and '.join(filter(None, (', '.join(of[:-1]), of[-1])))}"
+
+
+def _in_words(annotation: str) -> str:
+    """A type as a message names it: the values where these are few.
+
+    >>> _in_words("Literal['a', 'b', 'c'] | None"), _in_words("int | None")
+    ("'a', 'b' or 'c'", 'int | None')
+    """
+    found = re.fullmatch(r"Literal\[(.*)\](?: \| None)?", annotation)
+    return re.sub(r", (?=[^,]*$)", " or ", found[1]) if found else annotation
+
+
 def typed(function: Callable[P, T]) -> Callable[P, T]:
     """The same function `in_python`, which refuses an argument of another type or out of its `BOUNDS`, too.
 
@@ -170,11 +194,12 @@ def typed(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         given = signature.bind(*args, **kwargs)
+        given.arguments.update({name: plain(value) for name, value in given.arguments.items()})
         for name, value in given.arguments.items():
             try:
                 _adapters(function)[name].validate_python(value, strict=True)
             except ValidationError:
-                kind = signature.parameters[name].annotation
+                kind = _in_words(signature.parameters[name].annotation)
                 raise InputError(
                     f"{function.__name__}({name}=...): expected {kind}, got {brief(repr(value))} "
                     f"of type {type(value).__name__}; see help(raysearch.{function.__name__})"
@@ -183,7 +208,7 @@ def typed(function: Callable[P, T]) -> Callable[P, T]:
             if name in bounds and value is not None and not least <= value <= most:
                 words = f"from {least:,} to {most:,}" if most < math.inf else f"of at least {least:,}"
                 raise InputError(f"{function.__name__}({name}=...): expected a number {words}, got {value!r}")
-        return function(*args, **kwargs)
+        return function(*given.args, **given.kwargs)
 
     return called
 

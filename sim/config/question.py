@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_args, get_type_hints
 
@@ -453,6 +454,8 @@ class Question:
     ] = None
 
     def __post_init__(self) -> None:
+        for name, value in self.given():
+            object.__setattr__(self, name, str(value) if isinstance(value, Path) else plain(value))
         rate = self.acceptance
         rates = (rate,) if type(rate) in (float, int) else rate
         for name, given in (("acceptance", rates), ("stage_layers", self.stage_layers)):
@@ -607,9 +610,16 @@ def as_arguments(text: str, names: Mapping[str, str]) -> str:
     return _OPTION.sub(argument, text)
 
 
+def plain(value: Any) -> Any:
+    """The same value, as Python's own if it is a number of NumPy's."""
+    if isinstance(value, int | float) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
 def _listed(given: object) -> str:
     """Numbers as the text that an option takes; "" of anything else."""
-    listed = cast("Sequence[object]", given) if isinstance(given, list | tuple) else ()
+    listed = [*map(plain, cast("Sequence[object]", given))] if isinstance(given, list | tuple) else []
     return ",".join(map(str, listed)) if all(type(each) in (float, int) for each in listed) else ""
 
 

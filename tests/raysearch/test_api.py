@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -146,6 +147,34 @@ def test_arguments_that_a_function_has_not_or_lacks_are_one_error_that_names_the
             getattr(rs, function)(**{each: value for each, value in needed.items() if each != name})
         with pytest.raises(InputError, match=rf"^{function}\({name}=\.\.\.\): given twice"):
             getattr(rs, function)(*needed.values(), **{name: needed[name]})
+
+
+@pytest.mark.parametrize(
+    ("call", "ending"),
+    [
+        (lambda: rs.recommend(QUESTION, tpot_ms=3), "tpot_ms is of rs.question(...)"),
+        (lambda: rs.question(batch=3), "batch is of rs.evaluate and rs.replay"),
+        (lambda: rs.question(price=3), "price is of rs.recommend"),
+        (lambda: rs.question(requests_per_s=3), "requests_per_s is of rs.recommend, rs.pools and rs.replay"),
+    ],
+)
+def test_an_argument_of_another_function_is_said_to_be_its(call: Callable[[], object], ending: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        call()
+    assert str(refusal.value).endswith(f": there is no such argument: {ending}")
+
+
+def test_a_value_that_is_none_of_a_few_is_refused_in_plain_words() -> None:
+    with pytest.raises(InputError, match=r"expected 'aggregated' or 'disaggregated', got 'foo'"):
+        rs.recommend(QUESTION, only="foo")  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_and_paths_are_taken_as_pythons() -> None:
+    lengths: Any = {"isl": np.int64(1000), "osl": np.int32(100), "gpus": np.uint8(2), "tpot_ms": np.float32(20)}
+    asked = rs.question(model=Path("llama_3_1_8b"), **lengths)  # type: ignore[arg-type]
+    assert asked == QUESTION
+    assert all(type(value) in (str, int, float) for _, value in asked.given())
+    assert rs.evaluate(asked, tp=np.int64(2), batch=np.int64(8)).strategy.batch == 8  # type: ignore[arg-type]
 
 
 ASKED = rs.question(model="llama_3_1_8b", isl=1000, osl=100)
