@@ -64,7 +64,7 @@ class PlacementResult(Result):
         """
         loaded = load_fleet(str(fleet), gpus, trace_file(trace), requests * seeds)
         if cv is not None and not loaded.cluster.at_random:
-            raise InputError(f"--set cv={cv:g}: of requests that come at random; here all come as in a trace")
+            raise InputError(f"--set cv={cv:g}: only for requests that come at random; here all come as in a trace")
         return cls(plan_fleet(loaded.at(rate, cv), requests, seeds, percentile, progress), progress)
 
     @property

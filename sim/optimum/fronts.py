@@ -122,12 +122,12 @@ class Front:
 
     Attributes:
         choices: [n, ops]; no ops of layers that lack the side.
-        ends: [n] choices of the ops that leave or read what crosses, by name.
+        crossing: [n] choices of the ops that leave or read what crosses, by name.
         figures: Of them.
     """
 
     choices: Ints
-    ends: Mapping[str, Ints]
+    crossing: Mapping[str, Ints]
     figures: FrontFigures
 
 
@@ -152,10 +152,10 @@ def _front(side: LayerSide, allowed: Mapping[str, tuple[int, ...]]) -> Front:
         joined([each for known in tables[-1] for each in known.each(ACTIVATION_BYTES)], sizes, np.maximum).ravel(),
     )
     rows = every_row(allowed.values())
-    at_ends = {name for rank in side.ranks[0] for tensor in crossing_tensors(rank.layer) for name in tensor.ops}
-    ends = {name: rows[:, at] for at, name in enumerate(side.ops) if name in at_ends}
-    kept = unbeaten_within(keys_of([*ends.values(), np.zeros(len(rows), dtype=np.int64)]), figures)
-    return Front(rows[kept], {name: each[kept] for name, each in ends.items()}, figures.of(kept))
+    crossed = {name for rank in side.ranks[0] for tensor in crossing_tensors(rank.layer) for name in tensor.ops}
+    crossing = {name: rows[:, at] for at, name in enumerate(side.ops) if name in crossed}
+    kept = unbeaten_within(keys_of([*crossing.values(), np.zeros(len(rows), dtype=np.int64)]), figures)
+    return Front(rows[kept], {name: each[kept] for name, each in crossing.items()}, figures.of(kept))
 
 
 def every_row(tables: Iterable[Sequence[int]]) -> Ints:

@@ -73,11 +73,11 @@ class Unit:
     def crossed(self, layers: Layers) -> Layers:
         """Some of them with that way."""
         times_s = layers.figures.times_s.copy()
-        ends = {name: each[rows] for front, rows in layers.parts for name, each in front.ends.items()}
+        choices = {name: each[rows] for front, rows in layers.parts for name, each in front.crossing.items()}
         for kind, stack in enumerate(self.both):
             for place, sides in enumerate(stack):
                 for tensor in crossing_tensors(sides.experts.layer):
-                    kinds, which = kinds_of([ends[op] for op in tensor.ops])
+                    kinds, which = kinds_of([choices[op] for op in tensor.ops])
                     times_s[kind, place] += np.array([sum(sides.moves_s(tensor, each)) for each in kinds])[which]
         return replace(layers, figures=replace(layers.figures, times_s=times_s))
 
@@ -90,34 +90,34 @@ class Unit:
             with_next: Whether its way to a next layer of the same group counts.
         """
         fronts = self.attention.free_front, self.experts.free_front
-        classes = [_alike_at_ends(front) for front in fronts]
+        classes = [_alike_where_crossed(front) for front in fronts]
         least_s = np.full(fronts[0].figures.times_s.shape[:2], np.inf)
         for kind, stack in enumerate(self.both):
             for place, sides in enumerate(stack):
                 layer = sides.experts.layer
                 tensors = [each for each in crossing_tensors(layer) if with_next or each is not layer.stream]
                 apart = [
-                    [(float(times_s[alike].min()), ends) for ends, alike in of_side]
+                    [(float(times_s[alike].min()), choices) for choices, alike in of_side]
                     for of_side, front in zip(classes, fronts, strict=True)
                     for times_s in [front.figures.times_s[kind, place]]
                 ]
                 pairs = [(left_s + right_s, left | right) for left_s, left in apart[0] for right_s, right in apart[1]]
-                for time_s, ends in sorted(pairs, key=lambda pair: pair[0]):
+                for time_s, choices in sorted(pairs, key=lambda pair: pair[0]):
                     if time_s >= least_s[kind, place]:
                         break
                     for tensor in tensors:
-                        time_s += sum(sides.moves_s(tensor, tuple(ends[op] for op in tensor.ops)))
+                        time_s += sum(sides.moves_s(tensor, tuple(choices[op] for op in tensor.ops)))
                     least_s[kind, place] = min(least_s[kind, place], time_s)
         return least_s
 
 
-def _alike_at_ends(front: Front) -> list[tuple[dict[str, int], Ints]]:
+def _alike_where_crossed(front: Front) -> list[tuple[dict[str, int], Ints]]:
     """Combinations that leave and take the residual stream alike: its choices there, and which ones they are."""
-    if not front.ends:
+    if not front.crossing:
         return [({}, np.arange(len(front.choices)))]
-    kinds, which = kinds_of(list(front.ends.values()))
+    kinds, which = kinds_of(list(front.crossing.values()))
     return [
-        (dict(zip(front.ends, choices, strict=True)), np.flatnonzero(which == index))
+        (dict(zip(front.crossing, choices, strict=True)), np.flatnonzero(which == index))
         for index, choices in enumerate(kinds)
     ]
 
@@ -143,7 +143,7 @@ class Layers:
     def end(self, group: int, op: str) -> Ints:
         """[n] choices of an op of a group's layer that leaves or reads what crosses the sides."""
         of_unit = self.parts[2 * self.unit[group] : 2 * self.unit[group] + 2]
-        return next(front.ends[op][rows] for front, rows in of_unit if op in front.ends)
+        return next(front.crossing[op][rows] for front, rows in of_unit if op in front.crossing)
 
     def of(self, index: Ints) -> Layers:
         """Some of them."""

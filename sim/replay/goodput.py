@@ -39,7 +39,7 @@ WARM_UP = 0.1
 FILLED = 2
 """Times the requests in flight that are counted at least: a queue that grows shows after some rounds. [assumed]"""
 PARTS = 128
-"""Of the steady state's load, by which goodput is told apart: within 1 %."""
+"""Of the steady state's load, to which goodput is found: within 1 %."""
 
 
 @dataclass(frozen=True, slots=True)

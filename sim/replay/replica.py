@@ -157,7 +157,7 @@ class _Lane:
         return _Spell(steps, sequences, first_s, more_s, slower * prices.engine_s(sequences))
 
     def passed(self, steps: int, *, prompts: bool = False) -> None:
-        """So many steps are over, in which prompts were computed or not; who is answered by the last is told later."""
+        """So many steps are over, in which prompts were computed or not; who is answered by the last is known later."""
         if self._alone:
             return
         if self.ranks[0].delayed:

@@ -86,7 +86,7 @@ def through_pools(
         pools: Through which they go.
         requests: In the order in which they come.
         clients: How many, in place of the requests' times.
-        watch: See `Watch`; not called where clients send. Of prompts alone it is told first, computed at their first
+        watch: See `Watch`; not called where clients send. It is called first of prompts alone, computed at their first
             token's time at the earliest, and then of answers, before each of their events, as of all requests.
     """
     journey = _Journey(pools, requests, clients)

@@ -196,7 +196,7 @@ MISTAKES: list[tuple[Callable[[], object], tuple[str, ...], str]] = [
     (
         lambda: rs.recommend(ASKED, cv=2.0),
         ("recommend", *LLAMA, "--set", "cv=2"),
-        "cv=2: of requests that come at random: give requests_per_s=, and no trace",
+        "cv=2: only for requests that come at random: give requests_per_s=, and no trace",
     ),
     (
         lambda: rs.recommend(ASKED, concurrency=8, requests_per_s=1),

@@ -28,8 +28,8 @@ def pretrain(
     First a network that predicts what a strategy does. Then, if the file has a table `policy`, the policy that chooses
     the calls: from the true regret of candidates, and by PPO on whole searches.
 
-    What it will make, and about how long that takes, is said first: `default` is what ships, some 20 minutes of a core.
-    Ctrl-C loses only the last few seconds: the same command continues. The folder has a TensorBoard log.
+    It begins by printing what it will make and about how long that takes: `default` ships, and takes some 20 minutes of
+    a core. Ctrl-C loses only the last few seconds: the same command continues. The folder has a TensorBoard log.
 
     \b
     Examples:

@@ -207,7 +207,7 @@ def chunks_of(question: Question) -> Sequence[int | None]:
 def check_traffic(cv: float, percentile: float, trace: object, *, loaded: bool) -> None:
     """Raises: InputError: How requests come, or a percentile, is given where they do not."""
     if (trace is not None or not loaded) and cv != 1.0:
-        raise InputError(f"--set cv={cv:g}: of requests that come at random: give --requests-per-s, and no trace")
+        raise InputError(f"--set cv={cv:g}: only for requests that come at random: give --requests-per-s, and no trace")
     if not loaded and percentile != 99.0:
         raise InputError(
             f"--set percentile={percentile:g}: of requests that come at a rate: give --requests-per-s, or a trace"

@@ -37,7 +37,7 @@ class LoadReplay:
         replicas: The fewest whose replays hold the limits with the probability asked for.
         at_even_odds: The same of one half.
         in_steady_state: The bound without queues.
-        known: What their replays told.
+        known: What their replays showed.
         report: Of these replicas; None of an alternative.
     """
 

@@ -46,7 +46,7 @@ class SentTraffic:
         if self.clients is None and self.requests_per_s is None and self.trace is None:
             raise InputError("expected the traffic: --requests-per-s, --concurrency, or --set trace")
         if self.cv != 1.0 and (self.trace is not None or self.clients is not None):
-            raise InputError(f"--set cv={self.cv:g}: of requests that come at random, at a rate alone: leave it out")
+            raise InputError(f"--set cv={self.cv:g}: only for requests that come at random, at a rate: leave it out")
         if self.trace is not None:
             for lengths in (self.prompts, self.answers):
                 if lengths.least_share < 1 or lengths.cv:

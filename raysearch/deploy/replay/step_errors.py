@@ -39,7 +39,7 @@ class KeptLimits:
         return self._in_part(0, self._part_of(confidence))
 
     def reaches(self, confidence: float) -> bool:
-        """Whether the probability is that confidence at least; what misses it by far is told from the first seed."""
+        """Whether the probability is that confidence at least; the first seed alone shows what misses it by far."""
         part = self._part_of(confidence)
         needed = min(self.seeds * _PARTS, math.ceil(confidence * self.seeds * _PARTS - 1e-9))  # parts of all seeds
         enough = needed - (self.seeds - 1) * _PARTS  # of the first seed, if the others kept all

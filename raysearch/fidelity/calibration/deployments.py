@@ -98,7 +98,7 @@ class ServingRun:
         redundant_experts: Copies of experts, placed with them by their loads (EPLB).
         two_batch_overlap: Whether half batches overlapped.
         speculation: What was drafted, if anything.
-        memory_share: Share of the GPU's memory that the server was told to take; None for its default.
+        memory_share: Share of the GPU's memory that the server was set to take; None for its default.
         prompt_wait_steps: Most steps that a prompt waits for those of other attention groups.
         server: What decides when requests have their first token.
         reread: Where the run is not what the row says word for word, and how it was read.

@@ -16,7 +16,7 @@ from sim.workload import Workload
 
 
 class ServerSettings(NamedTuple):
-    """What a server was told.
+    """A server's settings that decide when requests have their first token.
 
     Attributes:
         step_tokens: Most tokens of a step; None for the engine's default.

@@ -280,5 +280,5 @@ def test_a_trace_takes_the_place_of_burstiness_and_lengths(tmp_path: Path) -> No
     (tmp_path / "mine.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2026-01-01 00:00:00,9,9")
     with pytest.raises(InputError, match="all come at once"):
         load_fleet(written(tmp_path), trace=tmp_path / "mine.csv")
-    with pytest.raises(InputError, match="--set cv=2: of requests that come at random"):
+    with pytest.raises(InputError, match="--set cv=2: only for requests that come at random"):
         ask(written(tmp_path), *few, "--set", "cv=2")

@@ -196,11 +196,11 @@ def test_what_cannot_be_sent_is_one_clear_error(options: dict[str, Any], expecte
     ("options", "expected"),
     [
         ({"cached": 0.5}, "cached=0.5: a trace's hashes say what is cached: leave it out"),
-        ({"cv": 3.0}, "cv=3: of requests that come at random"),
+        ({"cv": 3.0}, "cv=3: only for requests that come at random"),
         ({"spread": 0.5}, "spread=0.5: a trace has lengths of its own: leave it out"),
         ({"length_cv": 0.5}, "length_cv=0.5: a trace has lengths of its own: leave it out"),
         ({"seeds": 5}, "seeds=5: every run of a trace is the same: leave it out"),
-        ({"trace": None, "concurrency": 8, "cv": 3.0}, "cv=3: of requests that come at random"),
+        ({"trace": None, "concurrency": 8, "cv": 3.0}, "cv=3: only for requests that come at random"),
         ({"trace": None, "requests_per_s": 2, "spread": 0.5, "length_cv": 1.0}, "give length_cv= or spread=, not both"),
     ],
 )
