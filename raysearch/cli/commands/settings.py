@@ -111,6 +111,9 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
     def with_settings(**options: Any) -> None:
         assignments = [_parts(each) for each in options.pop("assignments", None) or ()]
         declared = [each for each in assignments if each[0] in settings or not others]
+        _check_each_once(
+            [name for name, _ in assignments if name not in settings or get_origin(settings[name].kind) is not list]
+        )
         left = {name: "yes" if text is None else text for name, text in assignments if name not in settings}
         command(**options, **_given(settings, declared, flags), **dict.fromkeys(others, left))
 
@@ -143,7 +146,7 @@ def as_words(given: Mapping[str, object]) -> list[str]:
 def _given(
     settings: Mapping[str, DeclaredSetting], assignments: Sequence[tuple[str, str | None]], flags: Container[str]
 ) -> dict[str, Any]:
-    """Every setting's value, that of its last assignment or the default; those of a list add up."""
+    """Every setting's value, or the default; those of a list add up."""
     found: dict[str, Any] = {}
     for name, text in assignments:
         if name not in settings:
@@ -153,6 +156,12 @@ def _given(
         value = settings[name].value(name, text or "", bare=text is None)
         found[name] = [*found.get(name, ()), *value] if isinstance(value, list) else value
     return {name: found.get(name, each.default) for name, each in settings.items()}
+
+
+def _check_each_once(names: Sequence[str]) -> None:
+    """Raises: InputError: A setting has two values."""
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"--set {twice[0]}: given {names.count(twice[0])} times: leave all but one out")
 
 
 def _parts(assignment: str) -> tuple[str, str | None]:

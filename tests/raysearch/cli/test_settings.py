@@ -48,7 +48,6 @@ DEFAULTS = {"runs": 3, "share": None, "quick": False, "ending": "stop", "ops": N
     [
         ([], {}),
         (["runs=5", "share=0.5"], {"runs": 5, "share": 0.5}),
-        (["runs=5", "runs=6"], {"runs": 6}),
         (["quick"], {"quick": True}),
         (["quick=no"], {}),
         (["quick = yes", "ending=go_on"], {"quick": True, "ending": "go_on"}),
@@ -56,9 +55,7 @@ DEFAULTS = {"runs": 3, "share": None, "quick": False, "ending": "stop", "ops": N
         (["ops=norm,matmul", "ops=softmax"], {"ops": ["norm", "matmul", "softmax"]}),
     ],
 )
-def test_a_setting_has_its_last_value_or_the_default_and_a_list_all(
-    assignments: list[str], changed: dict[str, Any]
-) -> None:
+def test_a_setting_has_its_value_or_the_default_and_a_list_all(assignments: list[str], changed: dict[str, Any]) -> None:
     words = [word for assignment in assignments for word in ("--set", assignment)]
     assert CliRunner().invoke(ALONE, words, catch_exceptions=False).exit_code == 0
     assert DEFAULTS | changed == SEEN
@@ -79,6 +76,15 @@ def test_a_setting_has_its_last_value_or_the_default_and_a_list_all(
 def test_a_wrong_setting_is_one_message(assignment: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         CliRunner().invoke(ALONE, ["--set", assignment], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(("command", "name"), [(command, "runs"), (command_of_others, "first_call")])
+def test_a_setting_with_two_values_is_refused(command: Any, name: str) -> None:
+    app = Typer()
+    app.command()(command)
+    words = ["--set", f"{name}=5", "--set", f"{name}=6"]
+    with pytest.raises(InputError, match=f"--set {name}: given 2 times: leave all but one out"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
 
 
 def test_a_command_may_take_the_settings_of_others() -> None:
