@@ -59,6 +59,7 @@ from sim.workload import (
     OWN_SPACES,
     TWO_DIMENSIONAL,
     BatchGrid,
+    ExpertExchange,
     OpenLoop,
     Precisions,
     ServingTables,
@@ -228,8 +229,8 @@ def read_engine_version(engine: str, version: str, beside: Path | None = None) -
         rules = engine_rules(engine)
         versions = ", ".join(engine_versions(engine))
         raise CatalogError(
-            f"unknown version {version!r} of {rules.title}: known: {versions}; for another, give the path of a TOML "
-            "file in place of the number (docs/guides/add_an_engine.md)"
+            f"engine_version: unknown version {version!r} of {rules.title}: known: {versions}; for another, give the "
+            "path of a TOML file in place of the number (docs/guides/add_an_engine.md)"
         )
     path = config_path("engines", version, beside=beside)
     file = read_config(path, EngineVersionFile)
@@ -472,11 +473,12 @@ def assembled(
     for part in (*nameless, *([version] if version else [])):
         digest.update(json.dumps(part.model_dump(mode="json"), sort_keys=True).encode())
     model = model_file.to_si()
-    copies = _redundant(file, model)
+    exchange = file.expert_exchange or (rules.expert_exchange if rules else "all_to_all")
+    _check_experts(file, model, exchange)
+    copies = file.redundant_experts
     speculation = _speculation(file, model, model_path.parent)
     drafts = speculation is not None and speculation.draft == MTP
     weights = precisions.weights
-    exchange = file.expert_exchange or (rules.expert_exchange if rules else "all_to_all")
     engine = load_engine(file.engine, calibration, model, weights, version, drafts=drafts) if file.engine else None
     if engine and file.engine_version:
         engine = replace(engine, version_stated=True)
@@ -534,12 +536,21 @@ def _engine_version(file: WorkloadFile, beside: Path | None) -> EngineVersionFil
     return read_engine_version(engine, file.engine_version, beside)
 
 
-def _redundant(file: WorkloadFile, model: Model) -> int:
-    """Copies of experts. Raises: CatalogError: The model has none, and how tokens reach them is stated."""
-    stated = {name: getattr(file, name) for name in ("redundant_experts", "expert_exchange")}
-    if not model.is_moe and (given := [name for name, value in stated.items() if value]):
+def _check_experts(file: WorkloadFile, model: Model, exchange: ExpertExchange) -> None:
+    """Raises: CatalogError: What is stated about experts changes nothing."""
+    of_sending = {"two_batch_overlap": file.two_batch_overlap, "deepep_mode": file.deepep_mode != "auto"}
+    of_experts = {
+        "redundant_experts": file.redundant_experts,
+        "expert_exchange": file.expert_exchange,
+        "routing": "routing" in file.model_fields_set,
+    }
+    if not model.is_moe and (given := [name for name, stated in (of_experts | of_sending).items() if stated]):
         raise CatalogError(f"{given[0]}: {model.name} has no experts: leave it out")
-    return file.redundant_experts
+    if exchange != "all_to_all" and (given := [name for name, stated in of_sending.items() if stated]):
+        raise CatalogError(
+            f"{given[0]}: works with expert_exchange=all_to_all only, and that is {exchange}: change that, or leave "
+            "this out"
+        )
 
 
 def _check_batches_may_overlap(workload: Workload, rules: EngineRules | None) -> None:
@@ -549,9 +560,7 @@ def _check_batches_may_overlap(workload: Workload, rules: EngineRules | None) ->
         workload: As asked.
         rules: Of the engine that is charged.
     """
-    exchange, judges = workload.expert_exchange, engine_rules_of(workload)
-    if exchange != "all_to_all":
-        raise CatalogError(f"two_batch_overlap hides an exchange all_to_all, and expert_exchange is {exchange}")
+    judges = engine_rules_of(workload)
     if rules is None or not rules.overlaps_batches or judges is None or judges.name != rules.name:
         who = f"{rules.title} in space {workload.space!r}" if rules else "the bare machine"
         raise CatalogError(f"two_batch_overlap is of SGLang or vLLM, in that engine's own space, not of {who}")

@@ -517,7 +517,7 @@ class Question:
 
     def _usual_formats(self, engine: str) -> tuple[str, str]:
         """Formats of the weights and of the KV cache that a model has under an engine. Raises: CatalogError."""
-        path = config_path("models", self.model or "")
+        path = _path("model", self.model or "")
         file, imported = read_model(path, self.family), imported_model(path, self.family)
         stored = imported.formats if imported else None
         weights = _of_engine(engine, (stored and stored.weights) or file.usual_weights)
@@ -525,7 +525,7 @@ class Question:
 
     def model_import(self) -> ModelImport | None:
         """What was read of a Hugging Face configuration; None where the model is no such file. Raises: CatalogError."""
-        return imported_model(config_path("models", self.model), self.family) if self.model is not None else None
+        return imported_model(_path("model", self.model), self.family) if self.model is not None else None
 
     def import_record(self) -> JsonObject | None:
         """What was read of a Hugging Face configuration, and where, for JSON."""
@@ -635,6 +635,16 @@ def _range(about: About) -> str:
     return f"at least {about.least}" if about.most is None else f"{about.least} to {about.most}"
 
 
+def _path(name: str, given: str) -> Path:
+    """The file that a field names. Raises: CatalogError: There is none; the field's option is named."""
+    kind = QUESTION_FIELDS[name].kind
+    assert kind is not None
+    try:
+        return config_path(kind, given)
+    except CatalogError as error:
+        raise CatalogError(f"{option_of(name)}: {error}") from error
+
+
 def _anchored(name: str, value: Any) -> Any:
     """An absolute path where a field names a file of the user's own, so that records are read from anywhere."""
     if name == "engine_version":
@@ -673,9 +683,9 @@ def load_question(question: Question, origin: Origin = Origin.USER) -> Workload:
         )
     if question.family is not None:
         raise CatalogError(f"--as={question.family} is about the config.json that --model names: give --model too")
-    path = config_path("workloads", question.workload)
+    path, hardware = _path("workload", question.workload), question.hardware and _path("hardware", question.hardware)
     try:
-        return load_workload(path, question.hardware, origin=origin, **_keys(question, leave=("hardware",)))
+        return load_workload(path, hardware, origin=origin, **_keys(question, leave=("hardware",)))
     except CatalogError as error:
         text = str(error)
         raise CatalogError(text if text.startswith(f"{path}: ") else _in_options(text)) from error
@@ -726,9 +736,12 @@ def _speculation(drafted: JsonObject) -> JsonObject:
 
 _ALL_OPTIONS = {about.key: option_of(name) for name, about in QUESTION_FIELDS.items() if about.key}
 """What a command line calls the keys of a workload file."""
-_OPTIONS = {key: option for key, option in _ALL_OPTIONS.items() if "_" in key or "." in key}
-"""Those that are no word of a sentence."""
-_KEYS = re.compile(rf"(?<![\w.-])(?<!--set )({'|'.join(map(re.escape, _OPTIONS))})(?![\w.])")
+_NO_WORDS = [key for key in _ALL_OPTIONS if "_" in key or "." in key]
+"""Keys that are no word of a sentence."""
+_KEYS = re.compile(
+    rf"^({'|'.join(map(re.escape, _ALL_OPTIONS))})(?=:)|"
+    rf"(?<![\w.-])(?<!--set )({'|'.join(map(re.escape, _NO_WORDS))})(?![\w.])"
+)
 
 
 def _option_of_key(key: str) -> str:
@@ -737,7 +750,7 @@ def _option_of_key(key: str) -> str:
 
 def _in_options(text: str) -> str:
     """What is wrong with the keys that options stand for, in the options' names."""
-    return _KEYS.sub(lambda found: _OPTIONS[found[0]], text)
+    return _KEYS.sub(lambda found: _ALL_OPTIONS[found[0]], text)
 
 
 # --- workloads that no file holds ----------------------------------------------------------------
@@ -756,13 +769,13 @@ def _workload_of_options(asked: Question, origin: Origin) -> Workload:
     question = asked.resolved
     assert question.hardware is not None
     assert question.gpus is not None
-    model_path, hardware_path = config_path("models", asked.model), config_path("hardware", question.hardware)
+    model_path, hardware_path = _path("model", asked.model), _path("hardware", question.hardware)
     model, gpus = read_model(model_path, asked.family).to_si(), question.gpus
     keys = _keys(question, leave=("engine",) if question.engine == BARE_MACHINE else ())
     copies = keys.get("redundant_experts", 0) if model.is_moe else 0
     content: JsonObject = {
         "name": f"{model.name}_{question.phase}",
-        "routing": "skewed" if model.is_moe else "balanced",
+        **({"routing": "skewed"} if model.is_moe else {}),
         **keys,
         "precisions": {"activations": "bf16", "dispatch": "fp8", **keys["precisions"]},
         "degrees": {
@@ -781,7 +794,7 @@ def _workload_of_options(asked: Question, origin: Origin) -> Workload:
     except ValidationError as error:
         raise CatalogError(_in_options(first_error_text(error, WorkloadFile, _option_of_key))) from error
     try:
-        return assembled(workload, model_path, Path(hardware_path), family=asked.family, origin=origin)
+        return assembled(workload, model_path, hardware_path, family=asked.family, origin=origin)
     except CatalogError as error:
         raise CatalogError(_in_options(str(error))) from error
 

@@ -422,6 +422,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "draft_tokens": {"acceptance": "0.8", "draft": "ngram"},
     "serving": {"phase": "traffic"},
     "two_batch_overlap": {"expert_exchange": "all_to_all"},
+    "deepep_mode": {"expert_exchange": "all_to_all"},
     "overlap_parts": {"engine": "none", "phase": "decode"},
     "tp_inner": {"engine": "none", "phase": "decode", "space": "two_dimensional"},
     "fp8_gather": {"engine": "none", "phase": "decode"},

@@ -49,14 +49,23 @@ def test_a_value_that_is_refused_is_named_with_what_was_expected(kind: Any, valu
         ({"space": "join"}, "--space: unknown space 'join': did you mean 'joint'?"),
         ({"tpot_ms": -3.0}, "--tpot-ms: expected at least 0, got -3.0"),
         ({"any_degrees": "tp"}, "--set any_degrees: expected pp, ep or pp,ep, got 'tp'"),
+        ({"engine_version": "9.9"}, "--engine-version: unknown version '9.9' of vLLM: known: "),
+        ({"hardware": "h10"}, "--hardware: unknown hardware 'h10': did you mean 'h100_sxm'?"),
         ({"draft_tokens": 2, "draft": "qwen3_3b"}, "unknown model 'qwen3_3b': did you mean 'qwen3_32b'?"),
         ({"draft_tokens": 2, "draft": "ngram"}, "--acceptance is missing"),
         ({"redundant_experts": 8}, "--redundant-experts: qwen3_32b has no experts"),
+        ({"two_batch_overlap": True}, "--set two_batch_overlap: qwen3_32b has no experts"),
+        ({"deepep_mode": "normal"}, "--set deepep_mode: qwen3_32b has no experts"),
+        ({"routing": "balanced"}, "--set routing: qwen3_32b has no experts"),
+        (
+            {"model": "mixtral_8x7b", "deepep_mode": "normal"},
+            "--set deepep_mode: works with --expert-exchange=all_to_all only, and that is all_gather",
+        ),
     ],
 )
 def test_a_question_is_refused_in_the_words_of_its_options(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(CatalogError) as refused:
-        load_question(Question(model="qwen3_32b", isl=100, osl=10, **fields))
+        load_question(Question(**{"model": "qwen3_32b", "isl": 100, "osl": 10, **fields}))
     assert str(refused.value).startswith(words)
 
 

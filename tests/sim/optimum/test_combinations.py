@@ -68,7 +68,7 @@ SETTINGS: dict[str, tuple[object, ...]] = {
     "prompt_wait_steps": (8,),
 }
 REASONS = (
-    r"no engine|no plan of an engine|has no option|does not run on|is of SGLang or vLLM|hides an exchange",
+    r"no engine|no plan of an engine|has no option|does not run on|is of SGLang or vLLM|works with expert_exchange",
     r"a gather in parts is no one call|sub-axes of tp are of the space|does not delay prompts|has no experts",
     r"runs on .* alone, not on|does not compute in|keeps its KV cache in|is of phase .serve.",
 )
