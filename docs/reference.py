@@ -23,7 +23,7 @@ from raysearch.runs.records import RunHead, RunSpec, RunSummary, StudyRecord
 from raysearch.searchers.registry import searcher_class, searcher_names
 from raysearch.studies.study_file import StudyFile
 from sim.config.hardware_file import HardwareFile
-from sim.config.question import QUESTION_FIELDS
+from sim.config.question import QUESTION_FIELDS, About
 from sim.config.schemas import EngineVersionFile, ModelFile, WorkloadFile
 from sim.layers.mixers import CompressedAttention, GroupedAttention, Indexer, LatentAttention, LinearMixer
 from sim.layers.model import FeedForward, LayerGroup, Published
@@ -294,9 +294,15 @@ def _meanings(schema: type[BaseModel]) -> dict[str, str]:
     comments = _comments(schema)
     found: dict[str, str] = {}
     for key in schema.model_fields:
-        text = own.get(key) or asked.get(key) or texts.get(_stem(key), "")
+        text = own.get(key) or asked.get(key) or _asked(schema, key) or texts.get(_stem(key), "")
         found[key] = "; ".join(each for each in (text.rstrip("."), comments.get(key, "")) if each)
     return found
+
+
+def _asked(schema: type[BaseModel], key: str) -> str:
+    """What a key means that is declared as a field of a question, and what holds without it; "" of others."""
+    about = next((each for each in schema.model_fields[key].metadata if isinstance(each, About)), None)
+    return f"{about.help.rstrip('.')}; {about.usual}" if about else ""
 
 
 def _stem(name: str) -> str:
@@ -314,8 +320,16 @@ def _comments(schema: type[BaseModel]) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(schema.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel:
-            found |= dict(re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(base), re.MULTILINE))
+            found |= dict(re.findall(r"^    (\w+): .*?  # (.+)$", _source(base), re.MULTILINE))
     return found
+
+
+def _source(thing: type) -> str:
+    """The source of a class; "" of one that was made without any."""
+    try:
+        return inspect.getsource(thing)
+    except OSError:
+        return ""
 
 
 def _attributes(thing: type) -> dict[str, str]:

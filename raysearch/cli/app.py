@@ -166,7 +166,18 @@ def _moved(error: Any) -> str | None:
         switch = settings[setting].kind is bool
         value = ("=no" if option.startswith("--no-") else "") if switch else "=VALUE"
         return f"{option} is now --set {setting}{value}"
-    return f"{option} is now {_RENAMED[option]}" if option in _RENAMED else None
+    if option in _RENAMED:
+        return f"{option} is now {_RENAMED[option]}"
+    return _of_a_fleet(option) if command and command.name == "place" else None
+
+
+def _of_a_fleet(option: str) -> str | None:
+    """Where `place` has an option of a question, or None of another."""
+    from raysearch.deploy.place.fleet_file import place_in_fleet
+    from sim.config.question import option_names
+
+    name = option_names().get(option.removeprefix("--"))
+    return f"{option}: {place_in_fleet(name)}" if name else None
 
 
 def _expected(error: Any) -> str | None:

@@ -367,15 +367,18 @@ def test_without_a_batch_a_strategy_has_its_best_one_in_every_command_and_in_pyt
 
 def test_a_fleet_asks_the_question_of_a_model_of_its(tmp_path: Path) -> None:
     (tmp_path / "fleet.toml").write_text(
-        'name = "one"\nhardware = "h100_sxm"\ngpus = 1\n[[models]]\nmodel = "llama_3_1_8b"\n'
-        "requests_per_s = 1.0\nisl = 1000\nosl = 100\ntpot_ms = 20.0\n"
+        'name = "one"\nhardware = "h100_sxm"\ngpus = 1\nengine_version = "0.31.0"\n[[models]]\nmodel = "llama_3_1_8b"\n'
+        'requests_per_s = 1.0\nisl = 1000\nosl = 100\ntpot_ms = 20.0\ndraft_tokens = 2\ndraft = "ngram"\n'
+        "acceptance = [0.8, 0.5]\nchunk_tokens = 512\nconfidence = 0.8\n"
     )
-    workload = replace(ASKED, gpus=1, batches="powers_of_two", tpot_ms=0, ttft_ms=0).load()
+    more = {"draft_tokens": 2, "draft": "ngram", "acceptance": "0.8,0.5", "chunk_tokens": 512, "confidence": 0.8}
+    asked = replace(ASKED, gpus=1, batches="powers_of_two", tpot_ms=0, ttft_ms=0, engine_version="0.31.0", **more)
+    workload = asked.load()
     placed = rs.place(tmp_path / "fleet.toml", requests=100, seeds=1)
     assert placed.to_dict()["config_hashes"] == [workload.config_hash]
     assert placed.to_dict()["precisions"] == [priced_dict(workload)["precisions"]]
     first = str(next(iter(placed.blocks())))
-    assert first == "one on h100_sxm under vLLM 0.33.0: phase serve, 1 model on 1 GPU; weights bf16, KV cache bf16"
+    assert first == "one on h100_sxm under vLLM 0.31.0: phase serve, 1 model on 1 GPU; weights bf16, KV cache bf16"
 
 
 def test_with_an_engine_the_phase_is_serve_and_the_bare_machine_decodes() -> None:

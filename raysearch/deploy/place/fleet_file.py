@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
 
 from raysearch.base.limits import LARGEST_RATE_PER_S
 from raysearch.deploy.place.model_placement import Cluster, Tenant
@@ -16,22 +16,43 @@ from raysearch.deploy.place.service import GroupShape, Objective, Service, best_
 from raysearch.deploy.replay.trace_files import read_trace, recorded_per_s
 from sim.config.fields import Count, FileSchema, Name, Positive
 from sim.config.files import CatalogError, config_path, read_config
-from sim.config.question import Question, load_question
+from sim.config.question import QUESTION_FIELDS, Question, as_arguments, option_names
 from sim.engines.engine_registry import engine_names
 from sim.near_names import did_you_mean
-from sim.prices.dtypes import Dtype
 from sim.replay.arrivals import Stream
 from sim.replay.requests import Requests
 from sim.serving.phases import PREFILL, SERVE
-from sim.workload import EVEN_ODDS, PhaseName, Workload
+from sim.workload import EVEN_ODDS, OWN_SPACES, PhaseName, Workload
 
 _OF_A_TRACE = ("cv", "isl", "osl")
 _BURSTIEST = 20.0
 """[assumed] AlpaServe goes up to a CV of 8; far beyond that a run of any length is one burst."""
 
 
-class _ModelTable(FileSchema):
-    """[[models]]: a model with its requests.
+_OF_THE_FLEET = ("hardware", "gpus", "engine", "engine_version", "margin")
+"""Fields of a question that all models of a fleet share."""
+_PLANS = "of spaces that no engine has, and models are placed as their engine shards them"
+_NOT_PLACED = {
+    "workload": "a table [[models]] describes its model by itself",
+    "phase": "models that are placed serve",
+    "serving": "of phase 'traffic' alone",
+    "batches": "the batch is the largest power of two on each rank that is in time",
+    "any_degrees": "groups have powers of two of GPUs and of stages",
+    **dict.fromkeys(("tp_inner", "overlap_parts", "fp8_gather", "merge_collectives"), _PLANS),
+}
+"""Fields of a question that no fleet has, and why."""
+
+
+def place_in_fleet(name: str) -> str:
+    """Where a fleet file has a field of a question, or why it has not."""
+    if name in _NOT_PLACED:
+        return f"nothing to place models by: {_NOT_PLACED[name]}"
+    where = "" if name in _OF_THE_FLEET else " in the table [[models]] of a model"
+    return f"stands in the fleet file: {name} = VALUE{where}"
+
+
+class _Requests(FileSchema):
+    """[[models]]: a model with its requests; further keys are fields of a question, and mean what they mean there.
 
     Attributes:
         model: Name in configs/models, or a path.
@@ -44,9 +65,9 @@ class _ModelTable(FileSchema):
         trace: Path of a recorded trace, in place of cv, isl and osl.
         ttft_ms: Limit on the time to the first token.
         tpot_ms: Limit on the mean time per further token.
-        weights: Format of the weights.
-        kv_cache: Format of the KV cache.
     """
+
+    model_config = ConfigDict(strict=True)
 
     model: str
     name: Name | None = None  # the model's own
@@ -58,11 +79,34 @@ class _ModelTable(FileSchema):
     trace: str | None = None
     ttft_ms: Positive | None = None
     tpot_ms: Positive | None = None
-    weights: Dtype | None = None  # as of a question: the checkpoint's, else fp8
-    kv_cache: Literal["bf16", "fp8"] | None = None  # the same
+
+    @model_validator(mode="before")
+    @classmethod
+    def _asks_what_can_be_placed(cls, content: Any) -> Any:
+        for name in content if isinstance(content, dict) else ():
+            if name in _OF_THE_FLEET:
+                raise ValueError(f"{name}: of all models: give it above the tables [[models]]")
+            if name in _NOT_PLACED:
+                raise ValueError(f"{name}: {place_in_fleet(name)}")
+        return content
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What the table says as a question does."""
+        return {name: getattr(self, name) for name in _ASKED}
 
     @model_validator(mode="after")
-    def _has_traffic(self) -> _ModelTable:
+    def _is_a_question(self) -> _Requests:
+        try:
+            space = Question(**self.asked).space
+        except CatalogError as error:
+            raise ValueError(as_arguments(str(error), option_names())) from error
+        if space in OWN_SPACES:
+            raise ValueError(f"space: {space!r} is {_PLANS}: name an engine, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _has_traffic(self) -> _Requests:
         lacking = [name for name in ("requests_per_s", "isl", "osl") if getattr(self, name) is None]
         if self.trace is None and lacking:
             raise ValueError(f"{', '.join(lacking)}: missing; expected them, or a trace")
@@ -71,12 +115,25 @@ class _ModelTable(FileSchema):
         return self
 
     @model_validator(mode="after")
-    def _has_an_objective(self) -> _ModelTable:
+    def _has_an_objective(self) -> _Requests:
         if self.ttft_ms is None and self.tpot_ms is None:
             raise ValueError("expected ttft_ms, tpot_ms or both: without them every request is in time")
         if self.tpot_ms is not None and self.osl == 1:
             raise ValueError("tpot_ms is of the tokens after the first, and osl is 1: leave it out")
         return self
+
+
+_OWN = {"model", *_Requests.model_fields, *_OF_THE_FLEET, *_NOT_PLACED}
+_ASKED = {
+    name: (Annotated[hint, Field(ge=QUESTION_FIELDS[name].least, le=QUESTION_FIELDS[name].most)], None)
+    for name, hint in get_type_hints(Question, include_extras=True).items()
+    if name not in _OWN
+}
+"""Fields of a question that each model of a fleet has for itself, as pydantic declares them."""
+if TYPE_CHECKING:
+    _ModelTable = _Requests
+else:
+    _ModelTable = create_model("_ModelTable", __base__=_Requests, **_ASKED)
 
 
 class FleetFile(FileSchema):
@@ -89,6 +146,7 @@ class FleetFile(FileSchema):
         hardware: Name in configs/hardware, or a path.
         gpus: GPUs available.
         engine: Engine of all models: a name that `raysearch list` shows.
+        engine_version: Version of the engine, or the path of a TOML file that describes one.
         margin: Share of the memory and of the limits to keep free.
         models: A table for each model.
     """
@@ -97,6 +155,7 @@ class FleetFile(FileSchema):
     hardware: str
     gpus: Annotated[int, Field(ge=1, le=256, strict=True)]
     engine: str = "vllm"
+    engine_version: str | None = None  # the first in `raysearch list`
     margin: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     models: tuple[_ModelTable, ...]
 
@@ -132,7 +191,7 @@ class Fleet:
 
     Attributes:
         file: What it says.
-        cluster: Its models on every group of GPUs, in batches that keep the time per token with confidence 0.9.
+        cluster: Its models on every group of GPUs, in batches that keep the time per token with their confidence.
         bolder: The same in batches that keep it with steps as predicted.
         workloads: Of each model, in their order, serving.
     """
@@ -163,6 +222,8 @@ def load_fleet(name_or_path: str, gpus: int | None = None, trace: Path | None = 
     path = config_path("fleets", name_or_path)
     file = read_config(path, FleetFile)
     instead: dict[str, Any] = {} if gpus is None else {"gpus": gpus}
+    if file.engine_version and (own := path.parent / file.engine_version).is_file():
+        instead["engine_version"] = str(own)
     if trace is not None:
         sent = {**dict.fromkeys(_OF_A_TRACE), "trace": str(trace.absolute())}
         instead["models"] = tuple(table.model_copy(update=sent) for table in file.models)
@@ -173,7 +234,10 @@ def load_fleet(name_or_path: str, gpus: int | None = None, trace: Path | None = 
         if id(table) not in priced:
             model = str(config_path("models", table.model, beside=path.parent))
             recorded = None if table.trace is None else read_trace(path.parent / table.trace, most)
-            priced[id(table)] = _priced(file, table, model, hardware, recorded)
+            try:
+                priced[id(table)] = _priced(file, table, model, hardware, recorded)
+            except CatalogError as error:
+                raise CatalogError(f"{path}: {name}: {error}") from error
         if not priced[id(table)].services:
             raise CatalogError(f"{path}: {name} does not fit on any group of up to {file.gpus} GPUs {file.hardware}")
     models = [(name, priced[id(table)]) for name, table in file.tenants()]
@@ -228,19 +292,24 @@ def _shapes(gpus: int) -> list[GroupShape]:
 def _workload(
     file: FleetFile, table: _ModelTable, lengths: tuple[int, int], model: str, hardware: str, phase: PhaseName
 ) -> Workload:
+    serves = phase == SERVE.name
     asked = Question(
+        **{name: value for name, value in table.asked.items() if serves or name not in _OF_MIXED_STEPS},
         model=model,
         hardware=hardware,
         phase=phase,
         isl=lengths[0],
         osl=lengths[1],
         engine=file.engine,
-        weights=table.weights,
-        kv_cache=table.kv_cache,
+        engine_version=file.engine_version,
         gpus=file.gpus,
         margin=file.margin,
         tpot_ms=0,  # those of the fleet's are about requests that come at random, not about a steady state
         ttft_ms=0,
         batches="powers_of_two",
     )
-    return load_question(asked)
+    return asked.load()
+
+
+_OF_MIXED_STEPS = ("chunk_tokens", "prompt_wait_steps")
+"""Fields of a question about steps of prompts with others' tokens, which a lone prompt has not."""

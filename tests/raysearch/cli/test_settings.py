@@ -109,6 +109,11 @@ def test_a_command_may_take_the_settings_of_others() -> None:
             "calibrate --from-aiter x",
             "--from-aiter is now the argument itself: `raysearch calibrate aiter/configs --set ",
         ),
+        ("place bursty_qwens --engine vllm", "--engine: stands in the fleet file: engine = VALUE"),
+        (
+            "place bursty_qwens --expert-exchange x",
+            "--expert-exchange: stands in the fleet file: expert_exchange = VALUE in the table [[models]] of a model",
+        ),
         ("calibrate x --system b200_sxm", "--system is now --set system=VALUE"),
     ],
 )

@@ -230,6 +230,15 @@ def test_nothing_in_time_is_shown_by_the_exit_code(tmp_path: Path) -> None:
         ("gpus = 2", 'gpus = 2\nengine = "vlm"', "did you mean 'vllm'?"),
         ("llama_3_1_8b", "llama_3_1_405b", "does not fit on any group"),
         ("osl = 20\n", "", "osl: missing; expected them, or a trace"),
+        ("osl = 20\n", 'osl = 20\nengine = "vllm"\n', "engine: of all models: give it above the tables"),
+        (
+            "osl = 20\n",
+            'osl = 20\nphase = "decode"\n',
+            "phase: nothing to place models by: models that are placed serve",
+        ),
+        ("osl = 20\n", 'osl = 20\nspace = "joint"\n', "space: 'joint' is of spaces that no engine has"),
+        ("osl = 20\n", 'osl = 20\nweights = "fp9"\n', "models.0: weights: unknown format 'fp9': did you mean 'fp8'?"),
+        ("osl = 20\n", "osl = 20\nredundant_experts = 8\n", "redundant_experts: llama_3_1_8b has no experts"),
         ("osl = 20\n", 'trace = "mine.csv"\n', "cv, isl: the trace has them"),
     ],
 )
