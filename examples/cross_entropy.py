@@ -15,11 +15,10 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from raysearch.searchers.interface import NoOptions, Outcome, Searcher
-from raysearch.searchers.merit import merit
+import raysearch as rs
 
 
-class CrossEntropyOptions(NoOptions):
+class CrossEntropyOptions(rs.NoOptions):
     """Its settings, which a study file may give: `[options."examples.cross_entropy:CrossEntropy"]`."""
 
     drawn: int = 50
@@ -28,7 +27,7 @@ class CrossEntropyOptions(NoOptions):
 
 
 @final
-class CrossEntropy(Searcher):
+class CrossEntropy(rs.Searcher):
     """Draws `drawn` strategies, and moves every distribution by `step` towards the values of the best `kept`."""
 
     name: ClassVar[str] = "cross_entropy"
@@ -44,9 +43,9 @@ class CrossEntropy(Searcher):
         values = [self.rng.choice(len(shares), p=shares) for shares in self._shares]
         return self.space.factored.decode(np.array(values, np.int64))
 
-    def tell(self, action: Any, outcome: Outcome) -> None:
+    def tell(self, action: Any, outcome: rs.Outcome) -> None:
         """Notes the strategy; the last of a batch moves the distributions."""
-        self._drawn.append((merit(outcome), tuple(self.space.factored.encode(action).tolist())))
+        self._drawn.append((rs.merit(outcome), tuple(self.space.factored.encode(action).tolist())))
         if len(self._drawn) == self.options.drawn:
             best = np.array([values for _, values in sorted(self._drawn)[-self.options.kept :]])
             self._drawn = []

@@ -8,6 +8,7 @@ True
 import os
 import resource
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +35,17 @@ if TYPE_CHECKING:
         search,
         study,
     )
+    from raysearch.searchers.interface import NoOptions, Outcome, Searcher
+    from raysearch.searchers.merit import merit
 
 __all__ = [
+    "NoOptions",
+    "Outcome",
+    "Searcher",
     "__version__",
     "evaluate",
     "export",
+    "merit",
     "optimum",
     "place",
     "pools",
@@ -49,15 +56,16 @@ __all__ = [
     "search",
     "study",
 ]
+_OF_SEARCHERS = {"NoOptions": "interface", "Outcome": "interface", "Searcher": "interface", "merit": "merit"}
+"""What a searcher of one's own takes, by module of `raysearch.searchers`; `raysearch.api` has the rest."""
 
 
 def __getattr__(name: str) -> Any:
     """The interface, imported when asked for: the command must listen to signals before it imports anything slow."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from raysearch import api
-
-    return getattr(api, name)
+    module = f"raysearch.searchers.{_OF_SEARCHERS[name]}" if name in _OF_SEARCHERS else "raysearch.api"
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -55,6 +55,8 @@ FUNCTIONS = [
     "search",
     "study",
 ]
+OF_SEARCHERS = ["NoOptions", "Outcome", "Searcher", "merit"]
+"""What a searcher of one's own takes."""
 
 
 def answer_of(*words: object) -> Any:
@@ -87,8 +89,8 @@ def placed() -> PlacementResult:
 
 
 def test_nothing_else_is_public() -> None:
-    assert dir(rs) == ["__version__", *FUNCTIONS]
-    assert all(callable(getattr(rs, name)) and getattr(rs, name).__doc__ for name in FUNCTIONS)
+    assert dir(rs) == sorted(["__version__", *FUNCTIONS, *OF_SEARCHERS])
+    assert all(callable(getattr(rs, name)) and getattr(rs, name).__doc__ for name in [*FUNCTIONS, *OF_SEARCHERS])
     with pytest.raises(AttributeError, match="no attribute 'valuate'"):
         _ = rs.valuate  # type: ignore[attr-defined]
 
