@@ -242,7 +242,7 @@ def test_every_second_of_a_request_shows_in_one_figure_by_little_s_law(engine: s
 
 @pytest.mark.usefixtures("best_alone")
 def test_prompts_wait_for_each_other_where_the_engine_can(raysearch: Callable[..., Any], tmp_path: Path) -> None:
-    words = ("--set", "prompt_wait_steps=30", "--set", "top=1", *COARSE)
+    words = ("--set", "prompt_wait_steps=30", *COARSE)
     answer = ask("--engine", "sglang", "--out", str(tmp_path), *words)
     assert answer["question"]["prompt_wait_steps"] == 30
     kept = json.loads((tmp_path / "recommendation.json").read_text())["question"]
