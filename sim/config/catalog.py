@@ -636,7 +636,10 @@ def _speculation(file: WorkloadFile, model: Model, beside: Path) -> Speculation 
         spread = EAGLE3_SPREAD if model.published.measured_drafts == EAGLE3 else ASSUMED_SPREAD
         shares = given.shares or (EAGLE3_SHARE,) * given.draft_tokens
         return Speculation(given.draft_tokens, shares, eagle3_head(model), 0.0 if given.shares else spread, eagle3=True)
-    draft_model = None if draft in (MTP, NGRAM) else load_model(draft, beside=beside)
+    try:
+        draft_model = None if draft in (MTP, NGRAM) else load_model(draft, beside=beside)
+    except CatalogError as error:
+        raise CatalogError(f"speculation.draft: expected {MTP!r}, {EAGLE3!r}, {NGRAM!r} or a model: {error}") from error
     shares, spread = given.shares, 0.0
     if shares is None:
         if draft != MTP:
