@@ -59,20 +59,22 @@ types:
 QUICK := $(LAST) $(BIN)/pytest -m 'not slow and not cluster'
 QUICK_SIM := tests/sim tests/envs
 ANSWERS := tests/raysearch/cli tests/raysearch/deploy
-LEARNING := tests/raysearch/searchers tests/test_rllib_page.py
+LEARNING := tests/raysearch/searchers tests/raysearch/pretraining tests/test_rllib_page.py
+# Modules with examples: the others need no import for these.
+examples = $(shell grep -rl --include=*.py '^ *>>> ' $(subst tests/raysearch,raysearch,$(filter tests/raysearch%,$(1))))
 quick-tests: quick-sim quick-answers quick-learning quick-others
 
 quick-sim:
 	$(QUICK) $(QUICK_SIM) sim envs
 
 quick-answers:
-	$(QUICK) $(ANSWERS)
+	$(QUICK) $(ANSWERS) $(call examples,$(ANSWERS))
 
 quick-learning:
-	$(QUICK) $(LEARNING)
+	$(QUICK) $(LEARNING) $(call examples,$(LEARNING))
 
 quick-others:
-	$(QUICK) tests raysearch $(addprefix --ignore=,$(QUICK_SIM) $(ANSWERS) $(LEARNING))
+	$(QUICK) tests $(filter-out $(call examples,$(ANSWERS) $(LEARNING)),$(call examples,tests/raysearch)) $(addprefix --ignore=,tests/examples/layers $(QUICK_SIM) $(ANSWERS) $(LEARNING))
 
 # Six lanes, each with processes, ports and folders of its own; all in tests/: the other folders have examples alone.
 SLOW := $(BIN)/pytest -m 'slow and not cluster'

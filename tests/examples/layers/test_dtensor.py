@@ -40,6 +40,8 @@ from tests.examples.layers.small import (
 from tests.examples.layers.torch_worker import RANKS, Answer, Case
 from tests.processes import LONGEST_S
 
+pytestmark = pytest.mark.slow
+
 MESHES = ((DENSE, Degrees(4, 1)), (MOE, Degrees(2, 2)), (MOE, Degrees(4, 1)))
 EXCHANGES: tuple[ExpertExchange, ...] = ("all_to_all", "all_gather")
 Choices = tuple[Model, tuple[int, ...], Degrees]
@@ -85,7 +87,6 @@ def latents() -> list[tuple[Callable[[Model], tuple[int, ...]], Degrees]]:
     return whole + gathered + [(by_tokens, Degrees(2, 2))]
 
 
-@pytest.mark.slow
 def test_exported_plans_compute_the_layer_and_send_what_the_simulator_charges(tmp_path: Path) -> None:
     choices = some_choices()
     exports = [export(deployment(*each)) for each in choices]
