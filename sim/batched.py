@@ -248,6 +248,15 @@ _FIGURES = 6
 """Of an op beside its seconds: bytes of weights, KV cache and activations; what its choice misses limits by."""
 _STATE = len(_PACE) + len(_TIMES) + 2
 """Numbers of a batching."""
+_DEGREES = _STATE + 3
+"""Of a pipeline: those, requests that a scheduler lets run, and the rows of the mesh and of the stages."""
+
+
+def _numbers_of(state: Batching) -> tuple[Any, ...]:
+    """Numbers of a batching, as `_state_of` takes them."""
+    pace, times = state.pace, state.times
+    its = [getattr(pace, name) for name in _PACE], [getattr(times, name) for name in _TIMES]
+    return *its[0], *its[1], state.in_flight, state.tokens
 
 
 def _state_of(numbers: Floats, like: Batching) -> Batching:
@@ -320,47 +329,69 @@ class _Addend(NamedTuple):
         price: Its figures, as many as the table is wide at most.
         kind: What of the choices decides them.
         shares: Whether what one choice costs is made of what others do, so that many meshes are priced whole.
+        unsure: Seconds that it exceeds in few cases.
     """
 
     places: Sequence[int]
     price: _Price
     kind: Callable[[tuple[int, ...]], Hashable] = tuple
     shares: bool = True
+    unsure: _Price | None = None
 
 
-class _Table:
-    """What some addends come to on meshes at a batch, or in pipelines: `[rows, entries, width]`, as it is asked for.
-
-    Entries are what each addend tells apart among the combinations of its choices, those of all one after the other.
+class _Entries:
+    """What each addend tells apart among the combinations of its choices: entries, those of all one after the other.
 
     Args:
         addends: They.
         choices: Of each dim.
+
+    Attributes:
+        each: Of every entry its addend and choices.
+    """
+
+    def __init__(self, addends: Sequence[_Addend], choices: Sequence[Sequence[int]]) -> None:
+        self._scale = np.zeros((len(addends), len(choices)))  # floats, whose products are faster, and exact
+        self.each = list[tuple[_Addend, tuple[int, ...]]]()
+        start, which = list[int](), list[int]()
+        for row, addend in zip(self._scale, addends, strict=True):
+            start.append(len(which))
+            for end, at in enumerate(addend.places):  # an op may be at both ends of a tensor
+                row[at] += math.prod([len(choices[each]) for each in addend.places[end + 1 :]])
+            entry_of: dict[Hashable, int] = {}
+            for chosen in itertools.product(*(choices[at] for at in addend.places)):
+                alike = addend.kind(chosen)
+                if alike not in entry_of:
+                    entry_of[alike] = len(self.each)
+                    self.each.append((addend, chosen))
+                which.append(entry_of[alike])
+        self._start, self._which = np.array(start)[:, None], np.array(which, np.int64)
+
+    def of(self, places: Floats) -> Ints:
+        """Of choices, given their places in their lists `[dims, n]`, the entry of each addend `[addends, n]`."""
+        most = max(1, _ONE_THREAD // self._scale.size)
+        parts = [self._scale @ places[:, start : start + most] for start in range(0, places.shape[1], most)]
+        combination = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).astype(np.int64) + self._start
+        return self._which.take(combination)
+
+
+class _Table:
+    """What addends come to on meshes at a batch, or in pipelines: `[rows, entries, width]`, as it is asked for.
+
+    Args:
+        entries: Of each what prices it, its choices, and `_Addend.shares`.
         width: Most figures of an addend.
+        first: The number of its first entry.
 
     Attributes:
         rows: Of each mesh or pipeline that is known.
         keys: The same in the order of the rows.
     """
 
-    def __init__(self, addends: Sequence[_Addend], choices: Sequence[Sequence[int]], width: int) -> None:
-        self._scale = np.zeros((len(addends), len(choices)))  # floats, whose products are faster, and exact
-        self.entries, self._width = list[tuple[_Price, tuple[int, ...], bool]](), width
-        start, which = list[int](), list[int]()
-        for row, (places, price, kind, shares) in zip(self._scale, addends, strict=True):
-            start.append(len(which))
-            for end, at in enumerate(places):  # an op may be at both ends of a tensor
-                row[at] += math.prod([len(choices[each]) for each in places[end + 1 :]])
-            entry_of: dict[Hashable, int] = {}
-            for chosen in itertools.product(*(choices[at] for at in places)):
-                alike = kind(chosen)
-                if alike not in entry_of:
-                    entry_of[alike] = len(self.entries)
-                    self.entries.append((price, chosen, shares))
-                which.append(entry_of[alike])
+    def __init__(self, entries: Sequence[tuple[_Price, tuple[int, ...], bool]], width: int, first: int = 0) -> None:
+        self.entries, self._width, self._first = entries, width, first
         self.alone = set[int]()  # entries that are priced mesh by mesh
         self.rows, self.keys = dict[_Mesh, int](), list[_Mesh]()
-        self._start, self._which = np.array(start)[:, None], np.array(which, np.int64)
         self._array: Floats = np.zeros((0, width))
         self._known: Flags = np.zeros(0, bool)
 
@@ -382,12 +413,9 @@ class _Table:
         self.rows.clear()
         self.keys.clear()
 
-    def wanted(self, rows: Ints, places: Floats) -> Ints:
-        """Where figures stand `[addends, n]`; rows `[n]`, places of choices in their lists `[dims, n]`."""
-        most = max(1, _ONE_THREAD // self._scale.size)
-        parts = [self._scale @ places[:, start : start + most] for start in range(0, places.shape[1], most)]
-        combination = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).astype(np.int64) + self._start
-        return self._which.take(combination) + len(self.entries) * rows
+    def wanted(self, rows: Ints, entries: Ints) -> Ints:
+        """Where figures stand `[addends, n]`; rows `[n]`, entries `[addends, n]`."""
+        return entries + (len(self.entries) * rows - self._first)
 
     def figures(self, wanted: Ints) -> Floats:
         """`[addends, n, width]` of what stands somewhere `[addends, n]`."""
@@ -452,13 +480,11 @@ class _Known(NamedTuple):
 
     Attributes:
         pipelines: Rows of what is kept by mesh, batch and pipeline degree.
-        about: Numbers of a batch: of the batching (see `_state_of`); how many requests a scheduler lets run at once.
         addends: Figures of all addends, `[addends, n, width]`.
         send_s: In which a stage sends its residual stream on, `[n, kinds]`.
     """
 
     pipelines: Ints
-    about: Floats
     addends: Floats
     send_s: Floats
 
@@ -493,31 +519,31 @@ class _Terms:
         for index, (layer, _, places, _) in enumerate(groups):
             prices = [partial(self._cost, index, op) for op in range(len(layer.costs))]
             prices += [partial(self._move, index, tensor) for tensor in range(len(layer.moves))]
-            own = [False] * len(layer.costs) + [True] * len(layer.moves)
-            addends += map(_Addend, places, prices, (each.kind for each in layer.addends), own)
+            shares = [False] * len(layer.costs) + [True] * len(layer.moves)
+            unsure = [partial(self._unsure_s, index, at) for at in range(len(prices))]
+            addends += map(_Addend, places, prices, (each.kind for each in layer.addends), shares, unsure)
             self._seconds = max(self._seconds, self._kinds * max(map(len, layer.waiting)))
         addends += [_Addend(self._sum.meetings[pair], partial(self._meeting, pair)) for pair in self._pairs]
-        addends += [_Addend([self._sum.leaves], self._vocabulary), _Addend((), _base_figures)]
+        addends += [_Addend([self._sum.leaves], self._vocabulary), _Addend((), _base_figures, unsure=self._draft)]
         known = len(Base._fields) + len(groups)
-        self._of_mesh = _Table(addends, choices, max(self._stored + _FIGURES, self._seconds, known))
-        self._of_pipeline = _Table([_Addend([self._sum.leaves], self._send_s)], choices, self._kinds)
-        unsure = [
-            *(
-                _Addend(places, partial(self._unsure_s, index, at), addend.kind)
-                for index, group in enumerate(groups)
-                for at, (places, addend) in enumerate(zip(group.places, group.layer.addends, strict=True))
-            ),
-            _Addend((), self._draft),
-        ]
-        self._of_guard = _Table(unsure if self._factors.guarded else unsure[-1:], choices, self._stored)
+        self._entries = _Entries(addends, choices)
+        each, width = self._entries.each, max(self._stored + _FIGURES, self._seconds, known)
+        self._of_mesh = _Table([(addend.price, chosen, addend.shares) for addend, chosen in each], width)
+        (first, *_), ends = zip(
+            *[(at, chosen) for at, (addend, chosen) in enumerate(each) if addend is addends[-2]], strict=True
+        )
+        self._of_pipeline = _Table([(self._send_s, chosen, True) for chosen in ends], self._kinds, first)
+        self._of_guard = _Table(
+            [(addend.unsure or addend.price, chosen, True) for addend, chosen in each], self._stored
+        )
+        self._guarded = [at for at, addend in enumerate(addends) if addend.unsure]
         self._on_attention = [np.array([op.side == "attention" for op in group.layer.layer.ops]) for group in groups]
         row_bytes = self._of_mesh.row_bytes + self._factors.guarded * self._of_guard.row_bytes
         self._most = max(64, _TABLE_BYTES // row_bytes), _MOST_PIPELINES
         self.block = min(_BLOCK, *self._most)
-        self._about = np.empty((0, _STATE + 1))
         self._rules = engine_rules_of(workload)
         self._plans = self._rules.plans_of(workload) if self._rules else ()
-        self._of_degrees = np.empty((0, 2 + 2 + len(self._plans) + _DEGREE_LIMITS))
+        self._of_degrees = np.empty((0, _DEGREES + 2 + len(self._plans) + _DEGREE_LIMITS))
         self._depths: dict[int, int] = {}
         self._stages: Stage | None = None  # arrays [stages, depths]
 
@@ -570,35 +596,34 @@ class _Terms:
                 new = list(dict.fromkeys(keys))
             self._begin(new)
         rows = np.array([known[key] for key in keys])
-        return rows, self._of_degrees[rows, 0].astype(np.int64)
+        return rows, self._of_degrees[rows, _DEGREES - 2].astype(np.int64)
 
     def _begin(self, keys: Sequence[_Mesh]) -> None:
         """Knows of pipelines what their degrees alone decide."""
         start, meshes, numbers = len(self._of_pipeline.rows), self._of_mesh.rows, functools.cache(self._numbers)
-        self._about = _with_room(self._about, len(meshes) + len(keys))
         self._of_degrees = _with_room(self._of_degrees, start + len(keys))
         for key in keys:
             if key[:5] not in meshes:
-                self._about[len(meshes)] = numbers(key[4], key[2])
                 self._of_mesh.begin(key[:5])
-                self._of_guard.begin(key[:5])
+                if self._factors.guarded:
+                    self._of_guard.begin(key[:5])
             self._of_pipeline.begin(key)
         rows = self._of_degrees[start : start + len(keys)]
-        rows[:, :2] = [(meshes[key[:5]], self._depth(key[5])) for key in keys]
+        known = np.array([numbers(key[4], key[2]) for key in keys]).T
+        state = _state_of(known[:-1], self._like).through(np.array([key[5] for key in keys]))
+        for at, each in enumerate((*_numbers_of(state), known[-1])):
+            rows[:, at] = each
+        rows[:, _DEGREES - 2 : _DEGREES] = [(meshes[key[:5]], self._depth(key[5])) for key in keys]
         figures: Any = None
         if len(keys) >= _LEAST_MESHES and max(map(max, keys)) <= MOST_IN_LANES:
             columns = [np.array(column).view(Lanes) for column in zip(*keys, strict=True)]
             with suppress(*NO_LANES):
                 figures = figures_in_lanes(self._degrees, *columns)
-        rows[:, 2:] = [self._degrees(*key) for key in keys] if figures is None else figures
+        rows[:, _DEGREES:] = [self._degrees(*key) for key in keys] if figures is None else figures
 
     def _numbers(self, batch: int, dp: int) -> tuple[float, ...]:
         """Of a batching what `_state_of` takes, and how many requests a scheduler lets run at once."""
-        state = batching(self._workload, batch, dp)
-        pace, times = (
-            [getattr(of, name) for name in names] for of, names in ((state.pace, _PACE), (state.times, _TIMES))
-        )
-        return (*pace, *times, state.in_flight, state.tokens, most_sequences(self._workload, dp))
+        return *_numbers_of(batching(self._workload, batch, dp)), most_sequences(self._workload, dp)
 
     def _degrees(self, tp: int, cp: int, dp: int, ep: int, batch: int, pp: int) -> list[float]:
         """Whether dims matter, how often an engine and each plan of it refuse such degrees, and their excesses."""
@@ -618,8 +643,15 @@ class _Terms:
             self._stages = side_by_side(stages, (len(most), len(kinds)))
         return self._depths[pp]
 
-    def _looked_up(self, table: _Table, wanted: Ints) -> Floats:
-        """Figures of a table `[addends, n, width]`; what nobody asked for before is worked out."""
+    def _looked_up(self, table: _Table, meshes: Ints, chosen: Ints) -> Floats:
+        """Figures of a table `[addends, n, width]`; what nobody asked for before is worked out.
+
+        Args:
+            table: Of which addends.
+            meshes: Its rows, of meshes or pipelines, `[n]`.
+            chosen: Entries `[addends, n]`.
+        """
+        wanted = table.wanted(meshes, chosen)
         if unknown := table.unknown(wanted):
             rows, entries = np.divmod(np.array(unknown, np.int64), len(table.entries))
             asked, together = list[int](rows.tolist()), dict[Hashable, list[int]]()
@@ -703,43 +735,46 @@ class _Terms:
 
     def figures(self, columns: Strategies, places: Floats) -> tuple[NDArray[Any], ...]:
         """The figures of `Evaluations`, in its order, of `block` strategies at most with their choices' places."""
-        workload, pp, zeros = self._workload, columns.pp, np.zeros(len(columns))
-        known = self._known(columns, columns.batch, places)
-        stages = self._stages_of(known.pipelines)
+        workload, pp, zeros, entries = self._workload, columns.pp, np.zeros(len(columns)), self._entries.of(places)
+        known = self._known(columns, columns.batch, entries)
+        about = self._of_degrees.take(known.pipelines, axis=0).T
+        stages = self._stages_of(about)
         total_bytes, kv_bytes, needed = self._bytes(known, stages, pp)
-        allowed, most = room(workload, 0.0, 0.0)[1], known.about[_STATE]
+        allowed, most = room(workload, 0.0, 0.0)[1], about[_STATE]
         over, waits = needed > allowed, columns.batch > most
         excess = [
-            self._of_degrees[known.pipelines, -_DEGREE_LIMITS:].T,
-            *self._engine_excess(columns.dims, known.pipelines),
+            about[-_DEGREE_LIMITS:],
+            *self._engine_excess(columns.dims, about),
             *self._choice_excess(known),
         ]
+        numbers = about[:_STATE]
         if phase_of(workload).mixes and (over.any() or waits.any()):
             running = running_requests(workload, columns.batch, most, kv_bytes, needed - allowed).astype(np.int64)
             if (fewer := np.flatnonzero(running < columns.batch)).size:  # the others wait
-                again = self._known(columns[fewer], running[fewer], places[:, fewer])
-                known.about[:, fewer], known.send_s[fewer] = again.about, again.send_s
-                known.addends[:, fewer] = again.addends
+                again = self._known(columns[fewer], running[fewer], entries[:, fewer])
+                numbers[:, fewer] = self._of_degrees[again.pipelines, :_STATE].T
+                known.addends[:, fewer], known.send_s[fewer] = again.addends, again.send_s
         seconds = pp * self._stages_s(known, stages).max(axis=0)
-        state, first_and_last = _state_of(known.about[:_STATE], self._like).through(pp), (seconds[0], seconds[-1])
+        state, first_and_last = _state_of(numbers, self._like), (seconds[0], seconds[-1])
         tpot_s, ttft_s = (zeros + of(*first_and_last) for of in (state.tpot_s, state.ttft_s))
         factors, share = self._factors, zeros
         surely_s = tpot_s, ttft_s
         if factors.guarded:
             share = zeros + state.prompt_share(*first_and_last)
-            surely_s = tpot_s * factors.tokens(share), ttft_s * factors.first
+            surely_s = factors.surely_s(tpot_s, share), ttft_s * factors.first
         limits = [(needed, allowed, over), (columns.batch, most, waits)]
         for latency_s, limit_s in zip(surely_s, (workload.tpot_limit_s, workload.ttft_limit_s), strict=True):
             limits.append((latency_s, limit_s, latency_s > limit_s * (1 + ROUNDING)))
         excess.append(_excess(limits))
         gpus = columns.tp * columns.dp * columns.cp * pp
         rate, missed = state.throughput(*first_and_last, gpus), _total(np.concatenate(excess))
-        if factors.guarded:  # what a strategy's own kernels may be off is known to the last bit one by one
-            kept = np.flatnonzero(missed == 0.0)
-            longest = self._longest(known.pipelines[kept], places[:, kept], known.addends[:, kept])
+        if factors.guarded and (kept := np.flatnonzero(missed == 0.0)).size:  # its own kernels may be off more
+            longest = self._longest(
+                about[_DEGREES - 2, kept].astype(np.int64), entries[:, kept], known.addends[:, kept]
+            )
             surely = surely_kept(workload, tpot_s[kept], ttft_s[kept], share[kept], longest)
             unsure: list[int] = kept[~surely].tolist()
-            for at in unsure:
+            for at in unsure:  # which is known to the last bit one by one
                 strategy = columns[at]
                 loads = batching(workload, strategy.batch, strategy.attention_dp).loads
                 _, token, first = trusted(workload, strategy, loads, float(share[at]))
@@ -749,15 +784,15 @@ class _Terms:
         running = (zeros + state.in_flight).astype(np.int64)
         return zeros + rate, tpot_s, ttft_s, total_bytes, running, missed == 0.0, missed
 
-    def _known(self, columns: Strategies, batch: Ints, places: Floats) -> _Known:
+    def _known(self, columns: Strategies, batch: Ints, entries: Ints) -> _Known:
         pipelines, meshes = self._rows(columns, batch)
-        addends = self._looked_up(self._of_mesh, self._of_mesh.wanted(meshes, places))
-        (sends,) = self._looked_up(self._of_pipeline, self._of_pipeline.wanted(pipelines, places))
-        return _Known(pipelines, self._about[meshes].T, addends, sends)
+        addends = self._looked_up(self._of_mesh, meshes, entries)
+        (sends,) = self._looked_up(self._of_pipeline, pipelines, entries[-2:-1])
+        return _Known(pipelines, addends, sends)
 
-    def _stages_of(self, pipelines: Ints) -> Stage:
+    def _stages_of(self, about: Floats) -> Stage:
         """Stages of pipelines, `[stages, n]`."""
-        depths = self._of_degrees[pipelines, 1].astype(np.int64)
+        depths = about[_DEGREES - 1].astype(np.int64)
         assert self._stages
         return _each(self._stages, lambda of_all: of_all.take(depths, axis=1))
 
@@ -787,11 +822,12 @@ class _Terms:
 
     def step_seconds(self, columns: Strategies, places: Floats) -> StepSeconds:
         """See `step_seconds`, of `block` strategies at most."""
-        known, pp = self._known(columns, columns.batch, places), columns.pp
-        stages = self._stages_of(known.pipelines)
+        known, pp = self._known(columns, columns.batch, self._entries.of(places)), columns.pp
+        about = self._of_degrees[known.pipelines].T
+        stages = self._stages_of(about)
         slowest = self._stages_s(known, stages).argmax(axis=0), np.arange(len(pp))  # in each kind of step
         split = self._stage_s(known, _each(stages, lambda of_all: of_all[slowest]), _Split.of)
-        state = _state_of(known.about[:_STATE], self._like).through(pp)
+        state = _state_of(about[:_STATE], self._like)
         decode_s, mixed_s = (pp * split.each(operator.itemgetter(kind)) for kind in (0, -1))
         parts = state.step_s(decode_s, mixed_s).parts
         kernels, collectives = (
@@ -813,20 +849,17 @@ class _Terms:
         fullest = needed.argmax(axis=0), np.arange(len(pp))
         return total[fullest], kinds[1][fullest], needed[fullest]
 
-    def _longest(self, pipelines: Ints, places: Floats, addends: Floats) -> float:
+    def _longest(self, meshes: Ints, entries: Ints, addends: Floats) -> float:
         """The largest factor on the time of any one's kernels and collectives, that measured runs seldom exceed.
 
         Few strategies keep all limits as predicted, so this is tabulated of those alone.
 
         Args:
-            pipelines: Rows of theirs.
-            places: Of their choices.
+            meshes: Rows of theirs.
+            entries: Of their choices.
             addends: Figures of their addends.
         """
-        if not len(pipelines):
-            return 1.0
-        meshes = self._of_degrees[pipelines, 0].astype(np.int64)
-        found = self._looked_up(self._of_guard, self._of_guard.wanted(meshes, places))
+        found = self._looked_up(self._of_guard, meshes, entries[self._guarded])
         seconds, longest = _by_kind(found[-1:], self._kinds)[0, :2].sum(axis=1)
         for group, ops, tensors in zip(self._workload.model.groups, self._ops, self._tensors, strict=True):
             often = group.count / self._workload.model.layers
@@ -835,11 +868,11 @@ class _Terms:
             longest = longest + often * found[ops.start : tensors.stop, :, : self._kinds].sum(axis=(0, 2))
         return float((longest / seconds).max())
 
-    def _engine_excess(self, dims: Ints, pipelines: Ints) -> list[Floats]:
+    def _engine_excess(self, dims: Ints, about: Floats) -> list[Floats]:
         """What an engine's rules are missed by `[1, n]`, 1 for each: see `EngineRules.refusals`."""
         if not self._rules:
             return []
-        matter, of_engine, *of_plans = self._of_degrees[pipelines, 2:-_DEGREE_LIMITS].T
+        matter, of_engine, *of_plans = about[_DEGREES:-_DEGREE_LIMITS]
         alike = (matter == 0) & (dims.max(axis=1) < FIRST_DECLARED)
         missed = np.ones(len(dims))  # no plan has these dims
         for plan, refused in reversed(list(zip(self._plans, of_plans, strict=True))):

@@ -59,13 +59,12 @@ class Slower:
         """The factor of the time per token, of which prompts take a share."""
         return _factor(self.workload, interval_of(self.workload), prompt_share) if self.guarded else 1.0
 
-    def tokens(self, prompt_shares: Floats) -> Floats:
-        """The same of many shares `[n]`, to the last bit."""
-        if not self.guarded:
-            return np.ones_like(prompt_shares)
-        if prompt_shares.min() == prompt_shares.max():  # as without prompts
-            return np.full_like(prompt_shares, self.token(float(prompt_shares[0])))
-        return np.zeros_like(prompt_shares) + _factor(self.workload, interval_of(self.workload), prompt_shares)
+    def surely_s(self, tpot_s: Floats, prompt_shares: Floats) -> Floats:
+        """Seconds per token with the confidence `[n]`, to the last bit where they may break the limit, else `ABOUT`."""
+        surely_s = tpot_s * self.tokens_about(prompt_shares)
+        if (near := np.flatnonzero(surely_s > self.workload.tpot_limit_s * (1 - 2 * ABOUT))).size:
+            surely_s[near] = tpot_s[near] * _factor(self.workload, interval_of(self.workload), prompt_shares[near])
+        return surely_s
 
     def may_keep(self, tpot_s: float, prompt_share: float, seen: float) -> bool:
         """Whether any steps may keep the limit of the time per token that take no less than some.
