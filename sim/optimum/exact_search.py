@@ -257,23 +257,38 @@ def layers_on(space: Space, mesh: Mesh, batch: int) -> tuple[Layers | None, list
     return _Search(space, _Ranking()).whole_layers(mesh, batch)
 
 
+class _Depth(NamedTuple):
+    """A pipeline degree of a range.
+
+    Attributes:
+        pp: It.
+        step_s: Lower bound of the mean seconds of a step.
+        value: The most that any batch is worth.
+    """
+
+    pp: int
+    step_s: float
+    value: float = 0.0
+
+
 class _Range(NamedTuple):
-    """Batches of one mesh and pipeline degree, the smallest's and the largest's index; best bound first in a heap.
+    """Batches of one mesh, the smallest's and the largest's index; best bound first in a heap.
 
     Attributes:
         least_value: Minus the most that any of them is worth.
-        layer_s: Lower bounds of the seconds of a layer, of which the bound was made.
-        step_s: Of the mean seconds of a step, made of them.
+        mesh: Of all.
+        low, high: See above.
+        depths: Pipeline degrees that may keep within limits and be better than the best.
+        layer_s: Lower bounds of the seconds of a layer, of which their bounds were made.
         tight: Whether they are those of the smallest batch with all moves, not the sum of each op's least.
     """
 
     least_value: float
     mesh: Mesh
-    pp: int
     low: int
     high: int
+    depths: tuple[_Depth, ...]
     layer_s: SecondsTable
-    step_s: float
     tight: bool
 
 
@@ -295,13 +310,12 @@ class _Floor(NamedTuple):
     seen: Floats
     needed_bytes: Floats
 
-    def keeps(self, at: int, longer: Slower, allowed_bytes: float) -> bool:
-        """Whether pipelines of one of the degrees may keep within limits."""
-        return bool(
-            SLACK * self.needed_bytes[at] <= allowed_bytes
-            and self.ttft_s[at] <= longer.ttft_limit_s * (1 + ROUNDING)
-            and longer.may_keep(float(self.tpot_s[at]), float(self.prompt_share[at]), float(self.seen[at]))
-        )
+    def kept(self, longer: Slower, allowed_bytes: float) -> list[int]:
+        """Which of the degrees' pipelines may keep within limits."""
+        fits = SLACK * self.needed_bytes <= allowed_bytes
+        (found,) = (fits & (self.ttft_s <= longer.ttft_limit_s * (1 + ROUNDING))).nonzero()
+        floors = zip(*(each[found].tolist() for each in (self.tpot_s, self.prompt_share, self.seen)), strict=True)
+        return [at for at, floor in zip(found.tolist(), floors, strict=True) if longer.may_keep(*floor)]
 
 
 class _Start(NamedTuple):
@@ -377,15 +391,13 @@ class _Search:
         # An engine is asked of few: most of its meshes are larger than the budget.
         meshes = [mesh for mesh in self.space.layouts() if math.prod(mesh[:3]) <= self.workload.max_gpus]
         for done, mesh in enumerate(meshes):
-            for pp in self.stages(mesh):
-                self._bound(heap, mesh, pp, 0, len(self.space.batch) - 1)
+            if depths := self.stages(mesh):
+                self._bound(heap, mesh, depths, 0, len(self.space.batch) - 1)
             if progress and done % 16 == 0:
                 progress(done, 2 * len(meshes))
         looked_into = 0
         while heap and -heap[0].least_value > self.ranking.least() * SLACK:
-            first = heapq.heappop(heap)
-            if self.ranking.worth_a_look(-first.least_value, (*first.mesh, first.pp), self._gpus(first.mesh, first.pp)):
-                self._look_into(heap, first)
+            self._look_into(heap, heapq.heappop(heap))
             looked_into += 1
             if progress and looked_into % 64 == 0:
                 done = len(meshes) * (1 + looked_into / (looked_into + len(heap)))
@@ -411,17 +423,22 @@ class _Search:
     # --- ranges ----------------------------------------------------------------------------------
 
     def _look_into(self, heap: list[_Range], each: _Range) -> None:
-        low, high = each.low, each.high
-        batches = self.space.batch
+        mesh, low, high, batches = each.mesh, each.low, each.high, self.space.batch
+        depths = [depth for depth in each.depths if self._worth_a_look(mesh, depth)]
+        degrees = [depth.pp for depth in depths]
+        if not depths:
+            return
         if not each.tight and batches[high] <= _NARROW * batches[low]:
-            layer_s = self._tight_layer_s(each.mesh, batches[low])
-            self._bound(heap, each.mesh, each.pp, low, high, layer_s, tight=True)
+            layer_s = self._tight_layer_s(mesh, batches[low])
+            self._bound(heap, mesh, degrees, low, high, layer_s, tight=True)
         elif low == high:
-            self.add_up(each.mesh, each.pp, batches[low])
+            best = max(depths, key=lambda depth: depth.value)
+            self._push(heap, each, [depth for depth in depths if depth is not best])
+            self.add_up(mesh, best.pp, batches[low])
         else:
             middle = self._upper(low, high)
-            self._push(heap, each._replace(high=middle - 1))
-            self._bound(heap, each.mesh, each.pp, middle, high, each.layer_s)
+            self._push(heap, each._replace(high=middle - 1), depths)
+            self._bound(heap, mesh, degrees, middle, high, each.layer_s)
 
     def _upper(self, low: int, high: int) -> int:
         """Where the upper half of a range begins: if it can be at a batch that searches over few have priced, too."""
@@ -432,14 +449,14 @@ class _Search:
         self,
         heap: list[_Range],
         mesh: Mesh,
-        pp: int,
+        depths: Sequence[int],
         low: int,
         high: int,
         at_least_s: SecondsTable = (),
         *,
         tight: bool = False,
     ) -> None:
-        """Adds a range with its bound, unless nothing in it is feasible or better than the best."""
+        """Adds a range with its bounds, but for pipeline degrees of which none is feasible or better than the best."""
         smallest = self.space.batch[low]
         if smallest > most_sequences(self.workload, mesh[2]):
             return
@@ -449,16 +466,25 @@ class _Search:
         layer_s = start.layer_s
         if at_least_s:
             layer_s = tuple(tuple(map(max, *rows)) for rows in zip(layer_s, at_least_s, strict=True))
-        floor, at = self._floor(mesh, smallest, layer_s), self.stages(mesh).index(pp)
-        if floor.keeps(at, self._slower, self._allowed_bytes):
-            self._push(heap, _Range(0.0, mesh, pp, low, high, layer_s, float(floor.step_s[at]), tight))
+        floor, known = self._floor(mesh, smallest, layer_s), self.stages(mesh)
+        kept = [_Depth(known[at], float(floor.step_s[at])) for at in floor.kept(self._slower, self._allowed_bytes)]
+        found = _Range(0.0, mesh, low, high, (), layer_s, tight)
+        self._push(heap, found, [depth for depth in kept if depth.pp in depths])
 
-    def _push(self, heap: list[_Range], each: _Range) -> None:
-        """Adds a range, of whose smallest batch all is known, unless nothing in it is better than the best."""
-        tokens, gpus = self._tokens(self.space.batch[each.high], each.mesh[2]), self._gpus(each.mesh, each.pp)
-        value = self.ranking.score(throughput(tokens, each.pp, each.step_s, gpus), gpus)
-        if self.ranking.worth_a_look(value, (*each.mesh, each.pp), gpus):
-            heapq.heappush(heap, each._replace(least_value=-value))
+    def _push(self, heap: list[_Range], each: _Range, depths: Sequence[_Depth]) -> None:
+        """Adds a range, of whose smallest batch all is known, in pipelines that may be better than the best."""
+        tokens, worth = self._tokens(self.space.batch[each.high], each.mesh[2]), list[_Depth]()
+        for pp, step_s, _ in depths:
+            gpus = self._gpus(each.mesh, pp)
+            depth = _Depth(pp, step_s, self.ranking.score(throughput(tokens, pp, step_s, gpus), gpus))
+            if self._worth_a_look(each.mesh, depth):
+                worth.append(depth)
+        if worth:
+            most = max([depth.value for depth in worth])
+            heapq.heappush(heap, each._replace(least_value=-most, depths=tuple(worth)))
+
+    def _worth_a_look(self, mesh: Mesh, depth: _Depth) -> bool:
+        return self.ranking.worth_a_look(depth.value, (*mesh, depth.pp), self._gpus(mesh, depth.pp))
 
     def _tokens_of(self, batch: int, dp: int) -> float:
         return batching(self.workload, batch, dp).tokens

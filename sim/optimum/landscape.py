@@ -96,7 +96,9 @@ def find_optimum(
     parts = list(itertools.product(space.tp, space.ep, space.batch))
     total = _Landscape()
     for done, (tp, ep, batch) in enumerate(parts, start=1):
-        _add_part(total, space, tp, ep, batch)
+        depths = [pp for pp in space.pp if not degree_violations(workload, tp, ep, pp)]
+        for start in range(0, len(depths) if batch <= most_sequences(workload, ep) else 0, _MOST_DEPTHS):
+            _add_part(total, space, tp, ep, batch, tuple(depths[start : start + _MOST_DEPTHS]))
         if progress:
             progress(done, len(parts))
     best = best or find_best(space).evaluation
@@ -108,8 +110,8 @@ def find_optimum(
 
 MOST_BATCHES = 64
 """Longest list of batches that is added up; `find_best` solves longer ones without looking at each."""
-MOST_DEPTHS = 62
-"""The same of pipeline degrees, each a bit of a number."""
+_MOST_DEPTHS = 62
+"""Pipeline degrees that are added up together, each a bit of a number."""
 MOST_COMBINATIONS = 1 << 23
 """[assumed] Most combinations of a layer's choices that are added up: three of fourteen ops take seconds a mesh."""
 
@@ -124,7 +126,6 @@ def can_be_added_up(space: Space) -> bool:
         and space.one_mesh
         and not phase_of(workload).prefills
         and len(space.batch) <= MOST_BATCHES
-        and len(space.pp) <= MOST_DEPTHS
         and math.prod(map(len, space.choices.values())) <= MOST_COMBINATIONS
     )
 
@@ -226,12 +227,9 @@ class _Segment:
         self.sizes = every[:, first]
 
 
-def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int) -> None:
-    """Adds every pp and every choice of one (tp, ep, batch) to the landscape."""
+def _add_part(landscape: _Landscape, space: Space, tp: int, ep: int, batch: int, depths: tuple[int, ...]) -> None:
+    """Adds every choice of one (tp, ep, batch) in pipelines of some degrees to the landscape."""
     workload = space.workload
-    depths = tuple([pp for pp in space.pp if not degree_violations(workload, tp, ep, pp)])
-    if not depths or batch > most_sequences(workload, ep):
-        return
     state = batching(workload, batch, ep)
     assert state.decode is not None
     rank = rank_of(workload, state.decode, tp, ep)

@@ -368,3 +368,17 @@ def test_progress_is_reported_part_by_part(toy_dense: Workload) -> None:
     assert [done for done, _ in reports] == list(range(1, reports[0][1] + 1))
     assert {total for _, total in reports} == {reports[-1][0]}
     assert found == find_optimum(workload)
+
+
+def test_any_number_of_pipeline_degrees_has_a_landscape(toy_dense: Workload) -> None:
+    """What few are counted at once must count alike, however the others are shared out."""
+    model = uniform_model("deep", 70, 64, 96, 8, 2, 16, 1000, 1, 1, True)
+
+    def landscape(depths: range) -> Optimum:
+        degrees = DegreeTables((2,), (1,), tuple(depths), (4,))
+        return find_optimum(dataclasses.replace(toy_dense, model=model, max_gpus=140, degrees=degrees))
+
+    parts = [landscape(range(1, 36)), landscape(range(36, 71))]
+    whole = landscape(range(1, 71))
+    assert whole.feasible_count == sum([each.feasible_count for each in parts]) > 0
+    assert whole.fastest == max([each.fastest for each in parts])
