@@ -12,7 +12,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -59,6 +59,12 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 cached_command = functools.cache(typer.main.get_command)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Looks for examples in no file of tests, which would import those that are processes of their own."""
+    return [each for each in (yield) if type(each) is pytest.Module]
+
+
 def pytest_collection_finish() -> None:
     """Takes what was imported so far, some million objects, out of every later search for garbage, and searches seldom.
 
@@ -67,6 +73,12 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+
+
+def pytest_sessionfinish() -> None:
+    """Leaves what the tests kept out of the searches for garbage with which pytest ends, of some seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager

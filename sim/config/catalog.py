@@ -89,7 +89,7 @@ def load_calibration(name_or_path: str | Path, *, beside: Path | None = None) ->
         raise CatalogError(f"{path}: {error}") from error
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _read_calibration(name: str, content: bytes) -> Calibration:
     data = parse_object(content)
     CalibrationFile.model_validate(data)

@@ -130,7 +130,7 @@ def read_config(path: Path, schema: type[SchemaT]) -> SchemaT:
         raise CatalogError(f"{path}: {first_error_text(error, schema)}") from error
 
 
-_parsed = lru_cache(maxsize=32)(parse_toml)
+_parsed = lru_cache(maxsize=256)(parse_toml)
 """By content: the same few files are behind every question, and to parse one takes longer than all that follows."""
 
 

@@ -285,7 +285,7 @@ def test_half_a_last_line_is_not_a_row(tmp_path: Path) -> None:
     path = written(tmp_path, 3)
     whole = path.read_bytes()
     last = len(whole.splitlines(keepends=True)[-1])
-    for kept in range(len(whole) - last, len(whole)):
+    for kept in (*range(len(whole) - last, len(whole), 9), len(whole) - 1):
         path.write_bytes(whole[:kept])
         assert len(read_rows(tmp_path)) == 2
 
@@ -343,7 +343,7 @@ _ROWS = st.lists(
 )
 
 
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=15)
 @hypothesis.given(_ROWS)
 def test_rows_of_a_frame_are_hashed_as_they_were_when_they_were_written(rows: list[CallRow]) -> None:
     one_by_one = [row.to_json(NO_ROWS_DIGEST) for row in rows]

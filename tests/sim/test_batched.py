@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from dataclasses import replace
@@ -31,7 +32,7 @@ from tests.questions import question_about
 from tests.sim.drawn import drawn_strategy, drawn_workload
 
 WORKLOADS, FIRST = int(os.environ.get("RAYSEARCH_FUZZ", "3")), int(os.environ.get("RAYSEARCH_FUZZ_FROM", "0"))
-EACH = int(os.environ.get("RAYSEARCH_FUZZ_EACH", "64"))
+EACH = int(os.environ.get("RAYSEARCH_FUZZ_EACH", "24"))
 FIGURES = ("tokens_per_s_per_gpu", "tpot_s", "ttft_s", "running", "feasible", "excess")
 UNLIMITED = {"tpot_ms": 0, "ttft_ms": 0}
 SERVED = question_about(
@@ -86,7 +87,7 @@ def test_the_parts_of_a_step_add_up_to_it(workload):
 def test_so_it_is_of_any_workload_in_every_phase_and_under_every_engine(monkeypatch):
     """`RAYSEARCH_FUZZ` says how many workloads are drawn, `RAYSEARCH_FUZZ_FROM` the first of them.
 
-    `RAYSEARCH_FUZZ_EACH` says how many strategies of each, a multiple of 64.
+    `RAYSEARCH_FUZZ_EACH` says how many strategies of each, a multiple of 4.
 
     Strategies are of few degrees and many choices, or each of degrees of its own; meshes are priced each alone, several
     at once, or as many as branch alike.
@@ -95,7 +96,7 @@ def test_so_it_is_of_any_workload_in_every_phase_and_under_every_engine(monkeypa
         rng = np.random.default_rng(seed)
         monkeypatch.setattr(batched, "_LEAST_MESHES", (1, 3, 96)[seed % 3])
         monkeypatch.setattr(batched, "_LEAST_LANES", (1, 2, 6)[seed % 3])
-        known, many = drawn_workload(rng), 4 if seed % 2 else 64
+        known, many = drawn_workload(rng), 4 if seed % 2 else EACH
         dims = np.array([drawn_strategy(known, rng, fits=False).dims for _ in range(8)])
         degrees = [drawn_strategy(known, rng, fits=False) for _ in range(many)]
         drawn = [each for each in degrees for _ in range(EACH // many)]
@@ -115,9 +116,9 @@ def test_so_it_is_of_limits_that_are_kept_with_a_confidence(hardware):
         Strategy(tp, ep, 1, int(rng.integers(1, 60)), dims, cp, None if (cp, dp) == (1, ep) else dp)
         for dims, (tp, cp, dp, ep) in drawn
     ]
-    each = agree(replace(even, confidence=0.9), several)
-    kept = evaluate_many(even, several).feasible
-    assert kept.sum() > sum(one.feasible for one in each) > 0
+    kept = list(itertools.compress(several, evaluate_many(even, several).feasible))[:20]
+    each = agree(replace(even, confidence=0.9), kept + several[::6])
+    assert 0 < sum(one.feasible for one in each[: len(kept)]) < len(kept)
 
 
 @pytest.mark.parametrize("wait", [0, 25])
@@ -125,7 +126,7 @@ def test_so_it_is_where_prompts_wait_for_each_other(wait):
     question = replace(LATENT, isl=2048, osl=64)
     known = replace(replace(question, prompt_wait_steps=wait).load(), space="extended")
     rng = np.random.default_rng(3)
-    each = agree(known, [space_of(known).sample(rng) for _ in range(10)])
+    each = agree(known, [space_of(known).sample(rng) for _ in range(6)])
     assert len({one.strategy.attention_dp for one in each}) > 3
 
 
@@ -147,7 +148,7 @@ def test_so_it_is_of_a_phase_whose_own_time_grows_with_the_batch():
     try:
         known = replace(SERVED.load(), phase="slow", space="extended")
         rng = np.random.default_rng(5)
-        each = agree(known, [space_of(known).sample(rng) for _ in range(25)])
+        each = agree(known, [space_of(known).sample(rng) for _ in range(12)])
     finally:
         withdraw_phase("slow")
     assert any(one.running < one.strategy.batch for one in each)

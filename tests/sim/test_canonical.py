@@ -19,7 +19,7 @@ from sim.workload import DegreeTables, Workload
 from tests.questions import question_about
 from tests.sim.drawn import drawn_strategy, drawn_workload
 
-CASES = int(os.environ.get("RAYSEARCH_FUZZ", "400"))
+CASES = int(os.environ.get("RAYSEARCH_FUZZ", "150"))
 
 
 def figures(evaluation: Evaluation) -> tuple[object, ...]:

@@ -23,7 +23,7 @@ from sim.strategy import Strategy
 from sim.workload import DegreeTables, Precisions, Workload
 from tests.sim.execution import Cluster, Numbers, unsharded
 
-CASES = int(os.environ.get("RAYSEARCH_FUZZ", "60"))
+CASES = int(os.environ.get("RAYSEARCH_FUZZ", "30"))
 TOKENS, CONTEXT, HIDDEN, FFN, KV_HEADS, EXPERTS, WIDEST = 64, 16, 32, 16, 16, 16, 16
 """Every size is a multiple of every degree, so that no GPU has more than others."""
 

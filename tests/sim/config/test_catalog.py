@@ -353,6 +353,8 @@ def test_loaded_values_are_frozen() -> None:
 def _damage(path: tuple[str, ...], value: object) -> str:
     """The shipped coefficients with one entry replaced; None takes it away, "cut" its last number."""
     data = json.loads(config_path("calibration", "h100_sxm").read_text(encoding="utf-8"))
+    few = (GEMM[1], VERSION[1], data["series"][VERSION[1]]["parent"], "send_recv/inter")
+    data["series"] = {name: data["series"][name] for name in few}
     *above, last = path
     entry = data
     for key in above:

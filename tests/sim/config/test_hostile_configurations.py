@@ -202,7 +202,7 @@ def test_a_wrong_value_is_one_line_or_another_model(content: Config, tmp_path: P
     path = _saved(content, tmp_path / "config.json")
     assert load_model(path).layers == 4
     rng = random.Random(_name(content))
-    for _ in range(LONG // len(CONFIGURATIONS) or 40):
+    for _ in range(LONG // len(CONFIGURATIONS) or 12):
         broken = copy.deepcopy(content)
         table, key = rng.choice(list(_places(broken)))
         table[key] = rng.choice(WRONG)
@@ -220,7 +220,7 @@ def test_a_wrong_value_is_one_line_or_another_model(content: Config, tmp_path: P
 
 def test_a_wrong_value_of_the_file_beside_is_one_line_or_another_format(tmp_path: Path) -> None:
     path = _saved(CONFIGURATIONS[0], tmp_path / "config.json")
-    for seed in range(LONG or 60):
+    for seed in range(LONG or 25):
         rng, beside = random.Random(seed), copy.deepcopy({"quantization": MIXED | {"exclude_modules": ["lm_head"]}})
         table, key = rng.choice(list(_places(beside)))
         table[key] = rng.choice(WRONG)

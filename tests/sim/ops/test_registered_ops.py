@@ -117,7 +117,7 @@ def some(space: Space) -> Space:
     """Few choices besides the gate's, whose neighbours have several."""
     table = dict(zip(space.choices, ((choice,) for choice in megatron_dims(space.workload.model)), strict=True))
     open_ops = ("attn_gate", "attention", "o_proj", "attn_norm", "attn_residual")
-    table |= {name: space.choices[name][:3] for name in open_ops}
+    table |= {name: space.choices[name][: 2 if "attn_" in name and name != "attn_gate" else 3] for name in open_ops}
     degrees = {"tp": (1, 2, 4), "ep": (1, 2), "pp": (1, 2), "batch": (8, 16)}
     return dataclasses.replace(space, **degrees, cp=space.cp[:2], dp=space.dp[:2], choices=table)
 
@@ -210,7 +210,7 @@ def test_its_optimum_is_proven(toy_moe: Workload) -> None:
 
 def test_many_at_once_have_the_figures_of_one_by_one(served: Workload) -> None:
     space, rng = extended_space(served), np.random.default_rng(4)
-    sampled = [space.sample(rng) for _ in range(64)]
+    sampled = [space.sample(rng) for _ in range(24)]
     many = evaluate_many(served, sampled)
     for index, strategy in enumerate(sampled):
         one = evaluate(served, strategy)
@@ -234,7 +234,7 @@ def test_the_landscape_counts_its_choices(toy_moe: Workload) -> None:
     assert best.tokens_per_s_per_gpu == pytest.approx(found.fastest, rel=5e-4)
 
 
-def test_it_is_recommended_and_drawn(toy_moe: Workload) -> None:
+def test_it_is_recommended_and_drawn(best_alone: None) -> None:
     shipped = load_workload("mixtral_8x22b_8k")
     degrees = dataclasses.replace(shipped.degrees, batch=(1, 2, 4, 8, 16))
     workload = dataclasses.replace(

@@ -86,7 +86,7 @@ def test_weights_of_the_ops_are_those_of_the_model(content: Config) -> None:
 def test_many_at_once_have_the_figures_of_one_by_one(content: Config) -> None:
     workload = workload_of(content)
     space, rng = extended_space(workload), np.random.default_rng(1)
-    sampled = [space.sample(rng) for _ in range(50)]
+    sampled = [space.sample(rng) for _ in range(16)]
     many = evaluate_many(workload, sampled)
     for index, strategy in enumerate(sampled):
         one = evaluate(workload, strategy)

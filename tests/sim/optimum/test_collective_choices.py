@@ -71,7 +71,7 @@ def small(workload: Workload) -> Space:
         pp=(1,),
         cp=(1,),
         dp=(1, 4) if moe else (1,),
-        batch=(4, 7, 64) if moe else (1, 9, 128),
+        batch=(7, 64) if moe else (9, 128),
         choices=choices,
     )
 

@@ -72,7 +72,7 @@ def limited(space: Space, slo_s: float, hbm_bytes: float) -> Space:
     return dataclasses.replace(space, workload=workload)
 
 
-@pytest.mark.parametrize("memory_share", [0.005, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("memory_share", [0.005, 0.3])
 @pytest.mark.parametrize("time_share", [0.0005, 0.02, 1.0])
 def test_the_best_is_that_of_brute_force_under_any_limits(
     small: Space, evaluations: Evaluations, time_share: float, memory_share: float
@@ -141,7 +141,7 @@ def test_some_limits_leave_nothing(small: Space) -> None:
 @pytest.mark.parametrize("name", ["gpt_moe_1_2t_16k", "qwen3_235b_a22b_16k", "llama_3_1_405b_8k"])
 def test_a_space_with_one_mesh_has_the_optimum_that_adding_it_up_finds(name: str, space: SpaceName) -> None:
     workload = load_workload(name, space=space)
-    few = dataclasses.replace(workload.degrees, tp=(4, 8), pp=workload.degrees.pp[:2], batch=(64, 256, 1024))
+    few = dataclasses.replace(workload.degrees, tp=(8,), pp=workload.degrees.pp[:2], batch=(64, 1024))
     workload = dataclasses.replace(workload, degrees=few)
     swept, found = find_optimum(workload), find_best(space_of(workload))
     assert found.opened == 1  # bounds of the others count all moves
@@ -154,7 +154,7 @@ def test_a_space_with_one_mesh_has_the_optimum_that_adding_it_up_finds(name: str
 def long_context() -> Workload:
     """GPT-MoE 1.2T at a million tokens, with fewer degrees."""
     workload = load_workload("gpt_moe_1_2t_1m")
-    few = dataclasses.replace(workload.degrees, tp=(2, 8), pp=(1, 2), batch=(16, 64))
+    few = dataclasses.replace(workload.degrees, tp=(8,), pp=(1, 2), batch=(16, 64))
     return dataclasses.replace(workload, degrees=few)
 
 
@@ -194,7 +194,7 @@ def test_no_neighbour_of_the_best_is_better(long_context: Workload) -> None:
 @pytest.mark.slow
 def test_sampled_strategies_of_the_extended_space_never_beat_its_best() -> None:
     workload = load_workload("gpt_moe_1_6t_16k")
-    few = DegreeTables((1, 2, 4, 8), (4, 16), (1, 2), (256, 1024))
+    few = DegreeTables((2, 8), (4, 16), (1, 2), (256, 1024))
     space = extended_space(dataclasses.replace(workload, degrees=few), EXTENSIONS)
     found, rng = find_best(space), np.random.default_rng(0)
     drawn = evaluate_many(space.workload, [space.sample(rng) for _ in range(300)])

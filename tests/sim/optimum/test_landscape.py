@@ -128,7 +128,7 @@ def test_the_optimum_of_an_unlimited_space_is_that_of_brute_force(landscape: Lan
     agrees(find_optimum(workload), landscape, feasible)
 
 
-@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.9])
 def test_the_optimum_under_a_tight_slo_is_that_of_brute_force(landscape: Landscape, share: float) -> None:
     # A hair above the quantile, so that strategies as fast as it, save for rounding, are on one side.
     slo_s = float(np.quantile(landscape.tpot_s, share, method="inverted_cdf")) * (1 + 1e-9)
@@ -137,7 +137,7 @@ def test_the_optimum_under_a_tight_slo_is_that_of_brute_force(landscape: Landsca
     agrees(find_optimum(workload), landscape, feasible)
 
 
-@pytest.mark.parametrize("share", [0.001, 0.1, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.9])
 def test_the_optimum_in_little_memory_is_that_of_brute_force(landscape: Landscape, share: float) -> None:
     hbm_bytes = float(np.quantile(landscape.memory_bytes, share, method="inverted_cdf"))
     workload, feasible = landscape.limited(hbm_bytes=hbm_bytes)
@@ -165,8 +165,9 @@ def test_a_space_without_a_feasible_strategy_has_no_optimum(landscape: Landscape
     assert not found.quantiles
 
 
-@pytest.mark.parametrize(("tp", "pp"), [(8, 1), (8, 2), (8, 3), (16, 1), (16, 3), (16, 6)])
-@pytest.mark.parametrize("batch", [32, 64])
+@pytest.mark.parametrize(
+    ("tp", "pp", "batch"), [(8, 1, 32), (8, 2, 64), (8, 3, 32), (16, 1, 64), (16, 3, 32), (16, 6, 64)]
+)
 def test_an_slo_that_the_fastest_strategy_meets_exactly_lets_it_in(
     dense: Workload, tp: int, pp: int, batch: int
 ) -> None:
@@ -209,7 +210,7 @@ def test_two_degrees_are_compared_with_each_other(degrees_landscape: Landscape) 
     assert find_optimum(workload).feasible_count == 4 * whole
 
 
-@settings(derandomize=True, deadline=None, max_examples=15)
+@settings(derandomize=True, deadline=None, max_examples=8)
 @given(
     tp=st.sampled_from([1, 2, 3, 4, 8]),
     ep=st.sampled_from([1, 2, 3, 4]),
@@ -258,11 +259,11 @@ REAL = ["mixtral_8x22b_8k", "llama_3_1_405b_8k"]
 
 
 def real(name: str) -> Workload:
-    """With every other pipeline degree and batch."""
+    """With every third pipeline degree and batch."""
     workload = load_workload(name)
     tables = workload.degrees
     return dataclasses.replace(
-        workload, degrees=dataclasses.replace(tables, pp=tables.pp[::2], batch=tables.batch[::2])
+        workload, degrees=dataclasses.replace(tables, pp=tables.pp[::3], batch=tables.batch[::3])
     )
 
 
@@ -296,7 +297,7 @@ def test_the_optimum_is_a_strategy_of_the_space_and_equals_its_evaluation(
 def test_the_fastest_that_is_counted_is_the_one_that_the_search_finds(name: str) -> None:
     workload, rng = real(name), np.random.default_rng(5)
     counts: list[int] = []
-    for _ in range(40):  # one combination of degrees at a time
+    for _ in range(16):  # one combination of degrees at a time
         degrees = DegreeTables(
             *((int(rng.choice(table)),) for table in dataclasses.astuple(workload.degrees)),
         )
@@ -304,7 +305,7 @@ def test_the_fastest_that_is_counted_is_the_one_that_the_search_finds(name: str)
         counts.append(found.feasible_count)
         best = found.evaluation.tokens_per_s_per_gpu if found.evaluation else 0.0
         assert found.fastest == pytest.approx(best, rel=5e-4)
-    assert 10 < np.count_nonzero(counts) < 40
+    assert 4 < np.count_nonzero(counts) < 16
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -314,7 +315,7 @@ def test_no_random_strategy_beats_the_optimum_and_the_feasible_share_is_that_of_
     workload, found = real(name), real_optima[name]
     assert found.evaluation is not None
     rng = np.random.default_rng(11)
-    trials = 3000
+    trials = 1500
     drawn = evaluate_many(workload, [sample(workload, rng) for _ in range(trials)])
     feasible = drawn.tokens_per_s_per_gpu[drawn.feasible]
     assert feasible.max() <= found.evaluation.tokens_per_s_per_gpu * (1 + 1e-12)

@@ -29,7 +29,7 @@ LIMITS = {
     "ttft": {"ttft_ms": 130.0},
     "both": {"tpot_ms": 25.0, "ttft_ms": 250.0},
 }
-BATCHES = (1, 3, 8, 9, 17, 40, 41, 120, 333, 700)
+BATCHES = (1, 8, 9, 41, 120, 700)
 CHOICES = {
     "attn_norm": (0, 2),
     "qkv_proj": (1,),
@@ -117,7 +117,7 @@ def test_prompts_that_wait_for_each_other_leave_the_best_that_of_brute_force(wai
     meshes = itertools.product(space.ep, space.dp, space.batch, itertools.product(*space.choices.values()))
     every = evaluate_many(workload, [Strategy(1, ep, 1, batch, dims, dp=dp) for ep, dp, batch, dims in meshes])
     feasible = every.feasible.sum()
-    for share in (0.02, 0.1, 0.4, 1.0):
+    for share in (0.02, 0.4):
         at = int(share * feasible) - 1
         for name, slo in (("tpot_s", "tpot_slo_s"), ("ttft_s", "ttft_slo_s")):
             limited = dataclasses.replace(workload, **{slo: float(np.sort(getattr(every, name)[every.feasible])[at])})

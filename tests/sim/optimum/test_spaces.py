@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sim.batched import evaluate_many
 from sim.config.catalog import load_workload
 from sim.ops.heuristics import megatron_dims, megatron_sp_dims
 from sim.ops.layers import layer_ops
 from sim.optimum.exact_search import find_best
 from sim.optimum.landscape import find_optimum
 from sim.optimum.spaces import extended_space, heuristic_space, joint_space, paper_space, space_of
-from sim.simulate import evaluate
 from sim.strategy import NONE, Strategy
 from sim.workload import DegreeTables, Workload
 
@@ -102,8 +102,9 @@ def test_the_sweep_of_the_paper_s_space_is_that_of_brute_force(toy_dense: Worklo
     degrees = DegreeTables((4,), (1,), (2,), (6,))
     workload = replace(toy_dense, hardware=roomy, degrees=degrees, space="paper")
     space, found = space_of(workload), find_optimum(workload)
-    every = [evaluate(workload, Strategy(4, 1, 2, 6, dims)) for dims in itertools.product(*space.choices.values())]
-    values = [evaluation.tokens_per_s_per_gpu for evaluation in every if evaluation.feasible]
+    strategies = [Strategy(4, 1, 2, 6, dims) for dims in itertools.product(*space.choices.values())]
+    every = evaluate_many(workload, strategies)
+    values = every.tokens_per_s_per_gpu[every.feasible]
     assert len(every) == found.space_size == 2**6 * 3**4
     assert found.feasible_count == len(values)
     assert found.fastest == pytest.approx(max(values), rel=5e-4)

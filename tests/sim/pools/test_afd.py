@@ -116,7 +116,7 @@ def test_both_parts_are_the_step_models_layer_and_experts_that_do_not_fit_have_n
 def test_a_looser_limit_never_carries_less_and_a_model_without_experts_has_none(workload: Workload) -> None:
     rates = [
         found.tokens_per_s_per_gpu if (found := best_afd(replace(workload, tpot_slo_s=limit_s))) else 0.0
-        for limit_s in (0.012, 0.02, 0.05)
+        for limit_s in (0.012, 0.05)
     ]
     assert rates == sorted(rates)
     assert rates[0] < rates[-1]

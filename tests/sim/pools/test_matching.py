@@ -97,8 +97,7 @@ def test_the_best_pair_of_sglang_is_that_of_brute_force_over_what_it_connects(se
         assert found is None or found.decode.evaluation.strategy.pp in (1, found.prefill.evaluation.strategy.pp)
 
 
-@pytest.mark.parametrize("limits", [TIGHT, LOOSE, Limits(3, 0.02, 1.0)], ids=["tight", "loose", "few GPUs"])
-@pytest.mark.parametrize("free", [False, True], ids=["priced", "free"])
+@pytest.mark.parametrize(("limits", "free"), [(TIGHT, False), (LOOSE, True), (Limits(3, 0.02, 1.0), False)])
 def test_the_best_pair_is_that_of_brute_force(served: Workload, limits: Limits, free: bool) -> None:
     found = best_pair(served, TRAFFIC, limits, free_transfer=free)
     rate, gpus = by_brute_force(served, limits, free)
@@ -123,7 +122,7 @@ def test_the_best_pair_is_the_same_whatever_it_begins_with(served: Workload, lim
 def test_a_load_takes_the_fewest_gpus(served: Workload) -> None:
     full = best_pair(served, TRAFFIC, LOOSE)
     assert full is not None
-    for share in (0.1, 0.5, 0.9, 1.0):
+    for share in (0.1, 1.0):
         load = share * full.requests_per_s * (1 - 1e-9)
         found = best_pair(served, TRAFFIC, replace(LOOSE, requests_per_s=load))
         assert found is not None
@@ -135,7 +134,7 @@ def test_a_load_takes_the_fewest_gpus(served: Workload) -> None:
 
 
 @pytest.mark.parametrize("limits", [TIGHT, LOOSE], ids=["tight", "loose"])
-@pytest.mark.parametrize("requests", [4, 40, 100])
+@pytest.mark.parametrize("requests", [4, 100])
 def test_requests_at_once_take_the_fewest_gpus_by_brute_force_too(
     served: Workload, limits: Limits, requests: int
 ) -> None:
@@ -170,7 +169,7 @@ def _carries(found: Matched, load: float) -> bool:
 
 
 def test_requests_go_in_and_out_at_one_rate_and_keep_the_limits(served: Workload) -> None:
-    for gpus, ttft_s in itertools.product((2, 5, 8), (0.25, 0.5, 2.0)):
+    for gpus, ttft_s in itertools.product((2, 8), (0.25, 2.0)):
         found = best_pair(served, TRAFFIC, Limits(gpus, 0.02, ttft_s))
         if found is None:
             continue
@@ -188,10 +187,10 @@ def test_more_gpus_and_more_time_never_hurt(served: Workload) -> None:
         return found.requests_per_s if found else 0.0
 
     for tpot_s in (0.01, 0.03):
-        table = [[rate(Limits(gpus, tpot_s, ttft_s)) for ttft_s in (0.1, 0.3, 1.0)] for gpus in (1, 3, 6, 8)]
+        table = [[rate(Limits(gpus, tpot_s, ttft_s)) for ttft_s in (0.1, 0.3)] for gpus in (1, 3, 8)]
         assert (np.diff(table, axis=0) >= -1e-9).all()
         assert (np.diff(table, axis=1) >= -1e-9).all()
-        assert table[0] == [0.0] * 3  # one GPU is no two pools
+        assert table[0] == [0.0] * 2  # one GPU is no two pools
 
 
 def test_without_transfer_and_on_endless_gpus_the_rates_add_up_harmonically(served: Workload) -> None:
@@ -217,7 +216,7 @@ def test_of_equal_degrees_no_choices_are_faster_than_a_replicas(toy_dense: Workl
             key = (strategy.tp, strategy.pp, strategy.batch, each.sharers)
             best[key] = max(best.get(key, 0.0), each.requests_per_s)
         space = joint_space(workload)
-        for strategy in (space.sample(rng) for _ in range(300)):
+        for strategy in (space.sample(rng) for _ in range(150)):
             found = evaluate(workload, strategy)
             if found.feasible:
                 rate = found.tokens_per_s_per_gpu * found.gpus / (64 if phase == "prefill" else 16)

@@ -85,7 +85,7 @@ def test_more_time_and_more_memory_on_the_hosts_never_hurt(both: BothPools) -> N
         found = in_turns(both, Limits(4, 0.5, ttft_s), Host(bytes=host_bytes))
         return found.requests_per_s if found else 0.0
 
-    rates = [[rate(ttft_s, room) for ttft_s in (0.5, 2.0, 8.0, 40.0)] for room in (1e9, 20e9, 400e9)]
+    rates = [[rate(ttft_s, room) for ttft_s in (0.5, 2.0, 40.0)] for room in (1e9, 400e9)]
     assert all(row == sorted(row) for row in rates)
     assert all(list(column) == sorted(column) for column in zip(*rates, strict=True))
     assert rates[0][0] < rates[-1][-1]

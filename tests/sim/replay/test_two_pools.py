@@ -69,14 +69,14 @@ def test_a_second_prefill_replica_sends_beside_the_first(pools: TwoPools) -> Non
 
 
 def test_prompts_wait_as_in_an_m_d_1_queue(pools: TwoPools) -> None:
-    service_s, load = _prompt_s(pools), 0.7
+    service_s, load = _prompt_s(pools), 0.6
     rate = load / service_s
-    times_s = draw_arrivals([Stream(rate)], 10_000 / rate, 0).times_s
+    times_s = draw_arrivals([Stream(rate)], 6000 / rate, 0).times_s
     done = through_pools(pools, Requests.drawn(times_s, Lengths(1000), Lengths(1), 0))
     # DistServe (arXiv 2401.09670), section 3, then the way over and the first decode step.
     queue_s = service_s + rate * service_s**2 / (2 * (1 - load))
     after_s = WAITS_S + _decode_s(pools, 1, 1000)
-    assert done.ttft_s.mean() == pytest.approx(queue_s + after_s, rel=0.07)
+    assert done.ttft_s.mean() == pytest.approx(queue_s + after_s, rel=0.03)
 
 
 def test_every_request_is_answered_once_and_its_times_ascend(pools: TwoPools) -> None:
@@ -89,7 +89,7 @@ def test_every_request_is_answered_once_and_its_times_ascend(pools: TwoPools) ->
 
 
 def test_clients_go_at_the_rate_of_the_slower_pool(pools: TwoPools) -> None:
-    count = 32 * 30
+    count = 32 * 20
     sent = Requests.drawn(np.zeros(count), Lengths(1000), Lengths(100, 0.5), 0)
     done = through_pools(pools, sent, clients=32)
     order = np.sort(done.done_s)[200:-200]

@@ -126,7 +126,7 @@ def test_many_at_once_are_one_by_one(toy_moe: Workload, phase: str, draft: str |
     own = with_mtp(replace(toy_moe, space="extended", **traffic), 2)
     workload = speculating(own, 2, 0.7, toy_moe.model if draft == "model" else draft)
     rng, space = np.random.default_rng(0), extended_space(workload)
-    strategies = [space.sample(rng) for _ in range(40)]
+    strategies = [space.sample(rng) for _ in range(12)]
     many, each = evaluate_many(workload, strategies), [evaluate(workload, one) for one in strategies]
     assert many.tokens_per_s_per_gpu.tolist() == [one.tokens_per_s_per_gpu for one in each]
     assert many.memory_bytes.tolist() == [one.memory_bytes.total for one in each]

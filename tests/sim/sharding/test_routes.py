@@ -52,7 +52,7 @@ def problems(draw: st.DrawFn) -> tuple[str, str, tuple[int, ...], tuple[int, int
     return f"[{', '.join(source)}]", f"[{', '.join(target)}]", tuple(degrees), shape
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(problem=problems(), seed=st.integers(0, 9))
 @example(("[R, IS(1,2)]", "[IS(1,2), S(1)]", (3, 2), (12, 12)), 0)
 @example(("[SS(1,3), IS(1,2), SS(0,2)]", "[SS(0,2), SS(0,2), R]", (2, 2, 2), (16, 16)), 0)
@@ -87,7 +87,7 @@ def test_a_route_moves_the_right_numbers(problem: tuple[str, str, tuple[int, ...
     assert routes[1].bytes_per_device <= routes[0].bytes_per_device + 1e-6
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(degrees=st.sampled_from([(2,), (2, 3), (2, 2), (4, 2)]), shape=SHAPES, texts=st.tuples(*[layouts(CUTS)] * 3))
 @example((2,), (1, 1), (["S(0)"] * 3, ["SS(0,2)"] * 3, ["S(1)"] * 3))
 def test_a_detour_is_never_cheaper(

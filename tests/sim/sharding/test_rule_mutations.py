@@ -56,7 +56,7 @@ MUTATIONS: dict[str, Mutation] = {
 
 
 FULL = int(os.environ.get("RAYSEARCH_FUZZ", "0")) > 0
-EACH = 1 if FULL else 45
+EACH = 1 if FULL else 90
 """Every n-th rule is broken in a way, by each way others; with RAYSEARCH_FUZZ all are in every way."""
 
 

@@ -102,7 +102,7 @@ def products(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
     return f"{first} * {second} -> {tensor('C', dims[2], parts=False)}", mesh
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(products(), st.sampled_from([(12, 24, 36, 12), (7, 10, 5, 3)]))
 def test_every_plan_gives_the_product(product: tuple[str, dict[str, int]], extents: tuple[int, ...]) -> None:
     text, mesh = product
@@ -187,7 +187,7 @@ def test_no_sequence_on_two_axes_is_cheaper_than_the_best() -> None:
     """
     rng, equal = random.Random(30), 0
     ways = (("R", "R", "R"), ("I", "R", "I"), ("R", "K", "K"), ("J", "J", "P"), ("P", "R", "P"), ("R", "P", "P"))
-    for _ in range(24):
+    for _ in range(12):
         degrees = rng.choice([(2, 2), (2, 4), (3, 2), (1, 4), (5, 1)])
         mesh, sizes = dict(zip("XY", degrees, strict=True)), {}
         ends: list[State] = []
@@ -206,7 +206,7 @@ def test_no_sequence_on_two_axes_is_cheaper_than_the_best() -> None:
         found = best(text, mesh, **sizes).sent_bytes
         assert found >= least - 1e-6, (text, mesh, sizes)
         equal += found == pytest.approx(least)
-    assert equal > 12
+    assert equal > 6
 
 
 def written(name: str, dims: str, state: State) -> str:

@@ -89,16 +89,15 @@ def test_two_products_in_a_row_are_cut_along_what_lies_between_them() -> None:
         return priced_matmuls(V5E, product(text, {"X": 2, "Y": 2}, **sizes))[0].communication_s
 
     found = {
-        (first, second, x, h): sent_s(f"x[{x}] W[{first}] -> h[{h}]") + sent_s(f"h[{h}] W[{second}] -> y[{x}]")
+        (first, second, h): sent_s(f"x[B, D] W[{first}] -> h[{h}]") + sent_s(f"h[{h}] W[{second}] -> y[B, D]")
         for first in ("D_XY, F", "D, F_XY", "D_X, F_Y")
         for second in ("F_XY, D", "F, D_XY", "F_Y, D_X")
-        for x in ("B, D", "B, D_XY")
         for h in ("B, F", "B, F_XY")
     }
     best_s = 2 * 2 * rows * inner / 180e9
     assert min(found.values()) == pytest.approx(best_s)
     assert best_s == pytest.approx(23e-6, rel=0.02)
-    ways = {(first, second, h) for (first, second, _, h), taken_s in found.items() if taken_s < best_s * 1.001}
+    ways = {each for each, taken_s in found.items() if taken_s < best_s * 1.001}
     assert ways == {("D, F_XY", "F_XY, D", "B, F_XY")}
 
 
