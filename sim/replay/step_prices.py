@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from sim.evaluation import Memory
@@ -55,7 +55,7 @@ class Cells(NamedTuple):
         return at_low if low == high else at_low + (value - low) / (high - low) * (priced(high) - at_low)
 
 
-@cache
+@lru_cache(maxsize=16)
 def _edges(exact: int, per_doubling: int) -> Sequence[int]:
     """Cells from the first whole number that has none of its own on."""
     return sorted({round(exact * 2 ** (step / per_doubling)) for step in range(_DOUBLINGS * per_doubling)})
