@@ -122,7 +122,8 @@ class ReplayResult(Result):
         if sent.trace is not None and seeds not in (None, 1):
             raise InputError(f"--set seeds={seeds}: every run of a trace is the same: leave it out")
         runs = seeds or usual_seeds(sent)
-        setup = ReplaySetup(workload, deployed.fleet(replicas, router), sent, percentile, runs)
+        fleet = deployed.fleet(replicas, router)
+        setup = ReplaySetup(workload, fleet, sent, percentile, runs, workload.confidence)
         return cls(deployed.question or question, replayed_traffic(setup, progress))
 
     @property

@@ -96,4 +96,4 @@ def with_report(demand: Demand, evaluation: Evaluation, found: LoadReplay) -> Lo
 def load_setup(demand: Demand, fleet: DeployedFleet) -> ReplaySetup:
     """A demand's load on a fleet."""
     sent = demand.sent
-    return ReplaySetup(demand.workload, fleet, sent, demand.percentile, usual_seeds(sent))
+    return ReplaySetup(demand.workload, fleet, sent, demand.percentile, usual_seeds(sent), demand.confidence)

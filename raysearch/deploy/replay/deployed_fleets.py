@@ -80,8 +80,12 @@ class AggregatedFleet:
         """Requests per second in the steady state of a full batch, without queues."""
         return _rate_per_s(self.deployed, self.evaluation, prompt_tokens, output_tokens) * self.replicas
 
+    def tokens_per_s_per_gpu(self, _prompt_tokens: float, _output_tokens: float) -> float:
+        """Tokens of answers in that state, whatever the lengths: as `evaluate` has them."""
+        return self.evaluation.tokens_per_s_per_gpu
+
     def most_per_s(self, prompt_tokens: float, output_tokens: float) -> float:
-        """The same at its best, which no load exceeds for long: prompts of all attention groups meet, none stalls."""
+        """Requests per second that no load exceeds for long: prompts of all attention groups meet, none stalls."""
         workload = self.deployed.prices.workload
         if not phase_of(workload).mixes:
             return self.bound_per_s(prompt_tokens, output_tokens)
@@ -166,8 +170,12 @@ class DisaggregatedFleet:
             pools.decodes * _rate_per_s(pools.decode, decode, prompt_tokens, output_tokens),
         )
 
+    def tokens_per_s_per_gpu(self, prompt_tokens: float, output_tokens: float) -> float:
+        """Tokens of answers in that state."""
+        return self.bound_per_s(prompt_tokens, output_tokens) * output_tokens / self.gpus
+
     def most_per_s(self, prompt_tokens: float, output_tokens: float) -> float:
-        """What no load exceeds for long: the same."""
+        """Requests per second that no load exceeds for long: the same."""
         return self.bound_per_s(prompt_tokens, output_tokens)
 
     def at(self, probability: float) -> DisaggregatedFleet:

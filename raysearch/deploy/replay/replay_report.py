@@ -3,7 +3,7 @@
 The step model is uncertain by an interval that measured runs fill. Steps that take longer by some per cent can turn a
 queue that empties into one that grows, so the error is carried through: the traffic is replayed with steps as long as
 equally likely parts of that interval say, under the arrivals of every seed, and the service level holds with the
-probability of those where it does.
+probability of those where it does. The load at which it breaks is judged by the same runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sim.json_object import JsonObject
 from sim.replay.drive import LateForSure, Replayed, nobody, until_late
 from sim.replay.goodput import at_percentile, settled, step_factor
 from sim.replay.requests import Requests
-from sim.workload import Workload
+from sim.workload import EVEN_ODDS, Workload
 
 PERCENTILES = (50, 90, 99)
 _LOADS = 128
@@ -54,6 +54,7 @@ class ReplaySetup:
         sent: What is sent to all of it.
         percentile: Of the latencies that the limits are about.
         seeds: Runs behind each figure.
+        confidence: Probability with which the limits hold up to the load at which they break.
     """
 
     workload: Workload
@@ -61,6 +62,7 @@ class ReplaySetup:
     sent: SentTraffic
     percentile: float = 99.0
     seeds: int = _SEEDS
+    confidence: float = EVEN_ODDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,8 @@ class ReplayReport:
         first: Of the first seed, every request and step.
         sure: Probabilities of the step model's error whose steps were replayed, ascending.
         kept: Share of the seeds under which the limits were kept with each.
-        breaks_at_per_s: The rate of all replicas up to which they hold in every run; None of clients, and without
-            limits.
+        breaks_at_per_s: The rate of all replicas up to which they hold with the setup's confidence; None of clients,
+            and without limits.
         most_per_s: The rate at which they serve at most, above which that is not sought; None of clients, and of
             requests that all come at once.
     """
@@ -195,13 +197,14 @@ def replayed_traffic(
     limited = min(setup.workload.ttft_slo_s, setup.workload.tpot_slo_s) < math.inf
     sure = STEP_ERRORS if limited else ()
     progress("slower and faster steps")
-    kept = (known or kept_limits(setup)).shares if limited else ()
-    report = ReplayReport(setup, runs, outcomes[0], sure, kept)
+    known = known or kept_limits(setup)
+    report = ReplayReport(setup, runs, outcomes[0], sure, known.shares if limited else ())
     if setup.sent.rate_per_s is None:
         return report
     progress("the load at which it breaks")
     most_per_s = _most_per_s(setup)
-    return replace(report, breaks_at_per_s=_breaks_at(setup, most_per_s) if limited else None, most_per_s=most_per_s)
+    breaks_at_per_s = _breaks_at(setup, most_per_s, known) if limited else None
+    return replace(report, breaks_at_per_s=breaks_at_per_s, most_per_s=most_per_s)
 
 
 def holds(setup: ReplaySetup, fleet: DeployedFleet, seed: int = 0) -> bool:
@@ -265,24 +268,39 @@ def _spread_of(values: Floats, percentiles: Sequence[float], counts: Floats | No
     return {"mean": mean, **{f"p{each:g}": at_percentile(values, each, counts) for each in percentiles}}
 
 
-def _breaks_at(setup: ReplaySetup, most_per_s: float) -> float:
-    """The highest rate at which the limits hold in every run, on the same requests at other distances.
+def _breaks_at(setup: ReplaySetup, most_per_s: float, known: KeptLimits) -> float:
+    """The highest rate at which the limits hold with the confidence, on the same requests at other distances.
 
-    None is higher than the most that is served, whatever a finite replay shows. A seed that holds at the others' lowest
-    is not looked at further; of one that does not, the highest is sought below, near by first.
+    None is higher than the most that is served, whatever a finite replay shows. It is sought by the first seed's runs;
+    near by, all decide.
+
+    Args:
+        setup: Of requests at a rate.
+        most_per_s: What is served.
+        known: At that rate; what holds there is taken to hold at lower ones.
     """
     part_per_s = 1.05 * most_per_s / _LOADS
+    runs = {(setup.sent.rate_per_s or 0.0) / part_per_s: known}
 
-    def missed(parts: int, seed: int) -> bool:
-        at_rate = replace(setup, sent=setup.sent.at(parts * part_per_s))
-        return not holds(at_rate, setup.fleet, seed)
+    def kept(parts: int) -> KeptLimits:
+        if parts not in runs:
+            found = kept_limits(replace(setup, sent=setup.sent.at(parts * part_per_s)))
+            for other, theirs in runs.items():
+                found.learn(theirs, heavier=other > parts)
+            runs[parts] = found
+        return runs[parts]
 
-    carried = _LOADS - 1
-    for seed in range(setup.seeds):
-        above, step = carried + 1, 1 if seed else _LOADS // 2
-        while carried and missed(carried, seed):
-            above, carried, step = carried, max(0, carried - step), 2 * step
-        carried += bisect_left(range(carried + 1, above), True, key=lambda parts, of=seed: missed(parts, of))
+    def missed(parts: int) -> bool:
+        return not kept(parts).reaches(setup.confidence)
+
+    loads = range(1, _LOADS)
+    carried = bisect_left(loads, True, key=lambda parts: not kept(parts).by_first_seed(setup.confidence))
+    above, step = carried + 1, 1
+    while above < _LOADS and not missed(above):
+        carried, above, step = above, min(_LOADS, above + step), 2 * step
+    while carried and missed(carried):
+        above, carried, step = carried, max(0, carried - step), 2 * step
+    carried += bisect_left(range(carried + 1, above), True, key=missed)
     return min(carried * part_per_s, most_per_s)
 
 
@@ -351,12 +369,13 @@ def replay_dict(report: ReplayReport) -> JsonObject:
         "probability": report.probability,
         "step_factors": [[step_factor(each, part) for part in report.sure] for each in fleet.evaluations],
         "held": list(report.kept),
+        "confidence": setup.confidence,
         "breaks_at_per_s": report.breaks_at_per_s,
         "most_per_s": report.most_per_s,
         "bound_per_s": report.bound_per_s,
         "steady_state": {
             "tpot_s": tpot_s,
             "ttft_s": ttft_s,
-            "tokens_per_s_per_gpu": fleet.bound_per_s(*lengths) * lengths[1] / report.gpus,
+            "tokens_per_s_per_gpu": fleet.tokens_per_s_per_gpu(*lengths),
         },
     }

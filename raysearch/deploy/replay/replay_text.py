@@ -112,11 +112,17 @@ def _notes(report: ReplayReport) -> Iterator[str]:
 
 
 def _breaks_text(report: ReplayReport, refused: int) -> str:
+    if report.breaks_at_per_s:
+        least = report.breaks_at_per_s == report.most_per_s
+        return f"Limits met {_up_to_text(report)}{', the most that is served' if least else ''}"
+    sure = ", since requests are refused" if refused else f" with probability {report.setup.confidence:g}"
+    return f"Limits met at no load{sure}"
+
+
+def _up_to_text(report: ReplayReport) -> str:
     rate_per_s = report.breaks_at_per_s or 0.0
-    if not rate_per_s:
-        return f"Limits met at no load{', since requests are refused' if refused else ''}"
     least = "at least " if rate_per_s == report.most_per_s else ""
-    return f"Limits met up to {least}{rate_text(rate_per_s)}{', the most that is served' if least else ''}"
+    return f"with probability {report.setup.confidence:g} up to {least}{rate_text(rate_per_s)}"
 
 
 def _refused_text(count: int) -> str:
@@ -124,15 +130,12 @@ def _refused_text(count: int) -> str:
 
 
 def replayed_line(report: ReplayReport) -> str:
-    """Latencies at the percentile, and the load at which the limits break, or up to which they hold."""
+    """Latencies at the percentile, and the load up to which the limits hold with the confidence."""
     name = f"p{report.setup.percentile:g}"
     ttft, tpot = report.seconds_of("ttft_s", name), report.seconds_of("tpot_s", name)
-    rate_per_s = report.breaks_at_per_s
-    when = "hold up to at least" if rate_per_s == report.most_per_s else "break at"
-    breaks = f"; they {when} {rate_text(rate_per_s)}" if rate_per_s else ""
+    kept = f"; limits met {_up_to_text(report)}" if report.breaks_at_per_s else ""
     return (
-        f"Replayed: {name} {ttft.value * 1e3:,.0f} ms to the first token and {tpot.value * 1e3:,.1f} ms per token"
-        f"{breaks}"
+        f"Replayed: {name} {ttft.value * 1e3:,.0f} ms to the first token and {tpot.value * 1e3:,.1f} ms per token{kept}"
     )
 
 

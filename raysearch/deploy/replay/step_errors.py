@@ -34,6 +34,14 @@ class KeptLimits:
         self._least, self._most = [0] * seeds, [_PARTS] * seeds  # parts in which they are kept, of each seed
         self._beyond = dict[tuple[float, int], bool]()
 
+    def learn(self, other: KeptLimits, *, heavier: bool) -> None:
+        """Takes over what is known of another load: a lighter one is taken to keep what a heavier one keeps."""
+        for seed in range(self.seeds):
+            if heavier:
+                self._least[seed] = min(self._most[seed], max(self._least[seed], other._least[seed]))
+            else:
+                self._most[seed] = max(self._least[seed], min(self._most[seed], other._most[seed]))
+
     def by_first_seed(self, confidence: float) -> bool:
         """Whether they are kept with steps about as long as that confidence takes, under the first seed's arrivals."""
         return self._in_part(0, self._part_of(confidence))

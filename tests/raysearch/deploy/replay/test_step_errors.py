@@ -34,3 +34,15 @@ def test_what_misses_by_far_is_told_from_the_first_seed() -> None:
     known = KeptLimits(lambda _sure, seed: bool(asked.append(seed)), 5)
     assert not known.reaches(0.9)
     assert asked == [0, 0]
+
+
+def test_a_heavier_load_tells_what_a_lighter_one_keeps() -> None:
+    light, heavy = (KeptLimits(lambda sure, _seed, most=most: sure < most, 2) for most in (0.7, 0.4))
+    assert np.mean(heavy.shares) == pytest.approx(0.4)
+    light.learn(heavy, heavier=True)
+    assert light.by_first_seed(0.4)
+    again = KeptLimits(lambda *_: pytest.fail("all is known"), 2)
+    again.learn(heavy, heavier=True)
+    again.learn(heavy, heavier=False)
+    assert again.shares == heavy.shares
+    assert np.mean(light.shares) == pytest.approx(0.7)
