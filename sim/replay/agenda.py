@@ -38,16 +38,18 @@ class Agenda:
         return time_s, happening
 
     def run(self, fleet: Sequence[LiveReplica]) -> None:
-        """Whatever comes next of events and replicas, none of which goes on beyond what others may do meanwhile."""
+        """Whatever comes next of events and replicas, none of which goes on beyond what others may answer meanwhile."""
         while True:
-            times_s = [replica.next_s for replica in fleet]
-            next_s = min(times_s)
-            if self.next_s == next_s == math.inf:
+            from_s = [replica.answers_from_s for replica in fleet]
+            first_s = min(from_s)
+            if self.next_s == first_s == math.inf:
                 return
-            if self.next_s <= next_s:
+            if self.next_s <= first_s:
                 time_s, happening = self.pop()
+                for replica in fleet:
+                    replica.advance(time_s)
                 happening(time_s)
                 continue
-            at = times_s.index(next_s)
-            times_s[at] = math.inf
-            fleet[at].advance(max(min(self.next_s, *times_s), math.nextafter(next_s, math.inf)), pause=True)
+            at = from_s.index(first_s)
+            from_s[at] = math.inf
+            fleet[at].advance(max(min(self.next_s, *from_s), math.nextafter(first_s, math.inf)), pause=True)

@@ -249,6 +249,11 @@ class LiveReplica:
         self._catch_up()
         return max(min((lane.now for lane in self._lanes if not lane.idle), default=math.inf), self._free_s[0])
 
+    @property
+    def answers_from_s(self) -> float:
+        """When the step may begin after which somebody may be answered next; infinite where there is nothing to do."""
+        return self.next_s if self._ahead is None else self._quiet_s
+
     def submit(self, request: int, time_s: float, *, model: int = 0, computed: bool = False) -> bool:
         """A request comes, to the rank with fewest; the replica must have been advanced to that time.
 
@@ -286,12 +291,12 @@ class LiveReplica:
             until_s: The time.
             pause: Whether it stops after a step that answers a request, upon which others may come.
         """
-        if until_s <= self._quiet_s and not pause:
+        if until_s <= self._quiet_s:
             self._until_s = until_s
             return
         ended, self._until_s = len(self._ends_s), until_s
         self._catch_up()
-        while True:
+        while not pause or len(self._ends_s) == ended:
             if self._busy is None:
                 self._busy = [lane for lane in self._lanes if not lane.idle]
             if not self._busy:
@@ -316,7 +321,7 @@ class LiveReplica:
             elif self._stages == len(self._busy) == 1 and lane.spell is None:
                 lane.now = begin_s
                 last_s = begin_s + _took_s(spell, spell.left - 1)
-                if until_s <= last_s and not pause and patience_s == math.inf:
+                if until_s <= last_s and patience_s == math.inf:
                     self._ahead, self._until_s, self._quiet_s = (lane, spell), until_s, last_s
                     return
                 self._decode(lane, spell, until_s)
@@ -324,8 +329,6 @@ class LiveReplica:
                 lane.spell = spell
                 given_up_s = max(math.nextafter(begin_s, math.inf), self._given_up_s())
                 self._in_turn(sorted(self._busy, key=_NOW), min(until_s, given_up_s))
-            if pause and len(self._ends_s) > ended:
-                return
 
     def _catch_up(self) -> None:
         """Goes the decode steps that were left, as far as it has been advanced."""

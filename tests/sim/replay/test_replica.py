@@ -78,6 +78,8 @@ def test_clients_of_several_replicas_have_one_request_open_each(deployed: Deploy
     assert np.isin(opened, closed).all()
     assert max((done.sent_s <= at).sum() - (closed <= at).sum() for at in opened) == 12
     assert done.replicas == 3
+    patient = replace(_with(deployed), patience_s=1e9)  # whose decode steps are not left until somebody asks
+    assert done.done_s == pytest.approx(by_clients(patient, sent, 12, 3, router).done_s, rel=1e-12)
 
 
 def test_clients_shared_out_over_replicas_are_served_as_those_of_one(deployed: Deployed) -> None:
