@@ -24,19 +24,31 @@ ASKED = question_about(
 
 
 def asked(question: Question) -> Demand:
-    workload = replace(question.load(), degrees=replace(question.load().degrees, batch=(32,)))
+    workload = question.load()
+    workload = replace(workload, degrees=replace(workload.degrees, tp=(1, 2, 8), ep=(1, 8), pp=(1,), batch=(32,)))
     return Demand(workload, workload.max_gpus, question, only="aggregated")
+
+
+BEGUN_BESIDE: list[bool] = []
+"""Of each form that is not the usual one, whether it was to be worked out in a process of its own."""
 
 
 @pytest.fixture(scope="module")
 def forms() -> list[ServingForm]:
-    return compared_forms(ASKED, asked, lambda _: None, Searched())
+    """As processes of their own work them out."""
+
+    def pickled(work: Callable[[], object], *, parallel: bool) -> Callable[[], object]:
+        BEGUN_BESIDE.append(parallel)
+        content = pickle.dumps(work())
+        return lambda: pickle.loads(content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raysearch.deploy.recommend.forms_compared.begun_beside", pickled)
+        return compared_forms(ASKED, asked, lambda _: None, Searched(), parallel=True)
 
 
 def test_each_form_has_what_its_own_question_is_answered_with(forms: list[ServingForm]) -> None:
-    assert (
-        len(forms) == 6
-    )  # as it starts, redundant experts, drafts: one group of requests has nobody to send tokens to
+    assert len(forms) == 6  # as it starts, redundant experts, drafts: one group has nobody to send tokens to
     usual = next(each for each in forms if not each.changes)
     chunk = usual.answer.demand.workload.chunk_tokens
     for each in forms[:1]:
@@ -66,11 +78,13 @@ def test_drafts_win_where_a_user_is_to_be_fast_and_say_how_sure_that_is(forms: l
     assert "draft models" in str(table.caption)
 
 
-def test_what_a_question_names_stays_and_forms_are_compared_for_checkpoints_that_draft_with_a_load_or_without() -> None:
+def test_what_a_question_names_stays_and_forms_are_compared_for_checkpoints_that_draft_with_a_load_or_without(
+    forms: list[ServingForm],
+) -> None:
     fixed = replace(ASKED, draft_tokens=1, redundant_experts=0, expert_exchange="all_gather")
-    (alone,) = compared_forms(fixed, asked, lambda _: None, Searched())
-    assert alone.changes == {}
     (loaded,) = compared_forms(fixed, lambda each: replace(asked(each), requests_per_s=4.0), lambda _: None, Searched())
+    assert loaded.changes == {}
+    (alone,) = (each for each in forms if each.changes == {"draft_tokens": 1})
     assert loaded.tokens_per_s == alone.tokens_per_s  # what the GPUs serve without it
     assert compares_forms(replace(asked(ASKED), requests_per_s=4.0))
     assert compares_forms(replace(asked(ASKED), concurrency=64))
@@ -91,20 +105,13 @@ def test_requests_at_once_are_taken_by_the_form_of_the_fewest_gpus_and_of_equal_
     assert [column.header for column in table.columns][1:3] == ["GPUs", "tok/s/GPU"]
 
 
-def test_forms_that_are_worked_out_beside_others_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    fixed = replace(ASKED, redundant_experts=0, expert_exchange="all_gather")
-    begun_at_once: list[bool] = []
-
-    def pickled(work: Callable[[], object], *, parallel: bool) -> Callable[[], object]:
-        begun_at_once.append(parallel)
-        content = pickle.dumps(work())
-        return lambda: pickle.loads(content)
-
-    alone = compared_forms(fixed, asked, lambda _: None, Searched())
-    monkeypatch.setattr("raysearch.deploy.recommend.forms_compared.begun_beside", pickled)
-    beside = compared_forms(fixed, asked, lambda _: None, Searched(), parallel=True)
-    assert begun_at_once == [True, *[False] * len(begun_at_once[1:])]  # drafts of the usual form alone
-    assert [each.to_dict(8) for each in alone] == [each.to_dict(8) for each in beside]
+def test_forms_that_are_worked_out_beside_others_are_the_same(forms: list[ServingForm]) -> None:
+    assert BEGUN_BESIDE == [True] * 3 + [False] * 5  # drafts of the usual form alone
+    alone = compared_forms(
+        replace(ASKED, redundant_experts=0, expert_exchange="all_gather"), asked, lambda _: None, Searched()
+    )
+    beside = [each.to_dict(8) for each in forms if not each.changes.keys() - {"draft_tokens"}]
+    assert [each.to_dict(8) for each in alone] == beside
 
 
 def test_a_public_eagle_3_head_is_tried_where_that_is_asked_for() -> None:
