@@ -104,6 +104,12 @@ def every_best_alone() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def breaking_load_unsought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays without the load at which the limits break: the larger part of what they take."""
+    monkeypatch.setattr("raysearch.deploy.replay.replay_report._breaks_at", lambda *_: None)
+
+
 @pytest.fixture(scope="session")
 def tiny_workload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workload file with 16 combinations of degrees, so that its optimum is found in a moment."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -110,10 +110,14 @@ def plan_fleet(fleet: Fleet, requests: int, seeds: int, percentile: float, progr
     last_few = finals.draw(cluster)
     found = best_placements(cluster, search.draw(cluster), last_few, kinds, progress=progress)
     arrivals = traffic.draw(cluster)
-    options = [
-        _option(fleet, kind.name, each, last_few, arrivals, percentile) for kind, each in zip(kinds, found, strict=True)
-    ]
-    return FleetPlan(fleet, traffic, tuple(reversed(options)), percentile)
+    options: dict[ModelPlacement, PlacementOption] = {}
+    for kind, each in zip(kinds, found, strict=True):
+        if each.placement not in options:
+            options[each.placement] = _option(fleet, kind.name, each, last_few, arrivals, percentile)
+    named = (
+        replace(options[each.placement], name=kind.name, found=each) for kind, each in zip(kinds, found, strict=True)
+    )
+    return FleetPlan(fleet, traffic, tuple(named)[::-1], percentile)
 
 
 def _option(
@@ -167,11 +171,16 @@ def curves(plan: FleetPlan, progress: PlanProgress) -> list[CurvePoint]:
     loads = [("rate", rate, rate, None) for rate in RATES]
     loads += [("cv", cv, 1.0, cv) for cv in (CVS if plan.fleet.cluster.at_random else ())]
     points: list[CurvePoint] = []
+    distinct = {option.found.placement: option.cluster for option in plan.options}
     for done, (varied, at, rate, cv) in enumerate(loads):
         arrivals = plan.traffic.draw(plan.fleet.cluster.at(rate, cv))
+        shares = {
+            placement: [tried(of.at(rate, cv), placement, run).attained for run in arrivals]
+            for placement, of in distinct.items()
+        }
         for option in plan.options:
-            attained = [tried(option.cluster.at(rate, cv), option.found.placement, run).attained for run in arrivals]
-            points.append(CurvePoint(option.name, varied, at, over_seeds(attained, 0.0, 1.0)))
+            attained = over_seeds(shares[option.found.placement], 0.0, 1.0)
+            points.append(CurvePoint(option.name, varied, at, attained))
         progress("other loads", done + 1, len(loads))
     return points
 

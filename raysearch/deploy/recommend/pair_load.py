@@ -53,9 +53,12 @@ def pair_load(demand: Demand, traffic: Traffic, *, hidden: float = 0.0) -> PairL
         hidden: Share of the cache's transfer that hides behind the prompt's computing.
     """
     runs = dict[tuple[object, ...], tuple[Matched, KeptLimits]]()
+    prefill, decode = (workload_of(traffic, demand.workload, phase) for phase in PHASES)
 
     def setup_of(pair: Matched) -> ReplaySetup:
-        return load_setup(demand, pair_fleet(demand, traffic, pair, hidden))
+        first = prefill, pair.prefill.evaluation.strategy, pair.prefills
+        second = decode, pair.decode.evaluation.strategy, pair.decodes
+        return load_setup(demand, DisaggregatedFleet.of(first, second, hidden=hidden))
 
     def kept(pair: Matched) -> KeptLimits:
         key = pair.prefill.evaluation.strategy, pair.decode.evaluation.strategy, pair.prefills, pair.decodes
@@ -109,13 +112,3 @@ def _candidates(demand: Demand, traffic: Traffic, hidden: float) -> Iterator[tup
             if found is None or found.prefills + found.decodes > ENOUGH * demand.requests:
                 break
             yield room, found
-
-
-def pair_fleet(demand: Demand, traffic: Traffic, pair: Matched, hidden: float = 0.0) -> DisaggregatedFleet:
-    """A pair of pools as it is replayed."""
-    prefill, decode = (workload_of(traffic, demand.workload, phase) for phase in PHASES)
-    return DisaggregatedFleet.of(
-        (prefill, pair.prefill.evaluation.strategy, pair.prefills),
-        (decode, pair.decode.evaluation.strategy, pair.decodes),
-        hidden=hidden,
-    )

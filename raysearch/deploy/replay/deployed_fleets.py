@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from raysearch.base.errors import InputError
 from sim.evaluation import Evaluation
@@ -20,6 +20,8 @@ from sim.workload import Workload
 
 MOST_QUEUES = 50_000
 """[assumed] 4,096 replicas of a pipeline of twelve stages; each takes a kilobyte and some microseconds a request."""
+_deployed, _steady = lru_cache(maxsize=64)(Deployed.of), lru_cache(maxsize=64)(evaluate)
+"""One replica of a strategy prices its steps for all fleets that have it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class AggregatedFleet:
         cls, workload: Workload, strategy: Strategy, replicas: int = 1, router: RouterName = "least_loaded"
     ) -> AggregatedFleet:
         """Replicas of a strategy."""
-        return cls(Deployed.of(workload, strategy), replicas, router)
+        return cls(_deployed(workload, strategy), replicas, router)
 
     @property
     def strategy(self) -> Strategy:
@@ -54,7 +56,7 @@ class AggregatedFleet:
     @cached_property
     def evaluation(self) -> Evaluation:
         """The steady state of a replica."""
-        return evaluate(self.deployed.prices.workload, self.strategy)
+        return _steady(self.deployed.prices.workload, self.strategy)
 
     @property
     def evaluations(self) -> Sequence[Evaluation]:
@@ -136,13 +138,13 @@ class DisaggregatedFleet:
         gpus = sum(strategy.gpus * copies for _, strategy, copies in (prefill, decode))
         near = gpus <= prefill[0].hardware.node_gpus
         handover = handover_of(prefill[0], (prefill[1], decode[1]), same_node=near, hidden=hidden)
-        one, other = (Deployed.of(workload, strategy) for workload, strategy, _ in (prefill, decode))
+        one, other = (_deployed(workload, strategy) for workload, strategy, _ in (prefill, decode))
         return cls(TwoPools(one, other, prefill[2], decode[2], handover))
 
     @cached_property
     def evaluations(self) -> Sequence[Evaluation]:
         """The steady states of a prefill and a decode replica."""
-        return tuple(evaluate(each.prices.workload, each.strategy) for each in (self.pools.prefill, self.pools.decode))
+        return tuple(_steady(each.prices.workload, each.strategy) for each in (self.pools.prefill, self.pools.decode))
 
     @property
     def copies(self) -> int:

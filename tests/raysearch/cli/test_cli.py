@@ -129,7 +129,18 @@ def test_optimum_tells_the_exact_best(raysearch: Command, tiny_workload: Path) -
 
 def test_optimum_warns_where_another_format_s_best_is_several_times_faster(raysearch: Command) -> None:
     form = ("optimum", "--model", "qwen3_235b_a22b", "--phase", "serve", "--isl", "1024", "--osl", "1024", "--json")
-    limits = ("--engine", "vllm", "--tpot-ms", "50", "--gpus", "8")
+    limits = (
+        "--engine",
+        "vllm",
+        "--tpot-ms",
+        "50",
+        "--gpus",
+        "8",
+        "--set",
+        "batches=powers_of_two",
+        "--set",
+        "landscape=no",
+    )
     slow, published = (json.loads(raysearch(*form, *limits, *weights).stdout) for weights in (("--weights", "fp8"), ()))
     assert published["precisions"]["weights"] == "fp8_block"  # the form in which Qwen publishes it
     times = published["tokens_per_s_per_gpu"] / slow["tokens_per_s_per_gpu"]
@@ -140,16 +151,16 @@ def test_optimum_warns_where_another_format_s_best_is_several_times_faster(rayse
 
 
 def test_search_scores_a_run_against_the_optimum(raysearch: Command, tiny_workload: Path, tmp_path: Path) -> None:
-    form = ("search", "--workload", tiny_workload, "--searcher", "annealing", "--seed", "3", "--budget", "150")
+    form = ("search", "--workload", tiny_workload, "--searcher", "annealing", "--seed", "3", "--budget", "60")
     answer = json.loads(raysearch(*form, "--out", tmp_path / "run", "--json").stdout)
     optimum = json.loads(raysearch("optimum", "--workload", tiny_workload, "--json").stdout)["tokens_per_s_per_gpu"]
-    assert answer["calls"] == 150
+    assert answer["calls"] == 60
     assert answer["fraction_of_optimum"] == answer["best"] / optimum <= 1
-    assert answer["unique_calls"] <= 150
-    assert answer["feasible_calls"] <= 150
+    assert answer["unique_calls"] <= 60
+    assert answer["feasible_calls"] <= 60
     assert answer["wall_s"] > 0
     assert set(answer["strategy"]) == {"tp", "ep", "pp", "batch", "dims"}
-    assert len(read_rows(tmp_path / "run")) == 150
+    assert len(read_rows(tmp_path / "run")) == 60
     reported = json.loads(raysearch("report", tmp_path / "run", "--json").stdout)
     assert reported["runs"][0]["best"] == answer["best"]
     (best,) = reported["best"]

@@ -176,6 +176,7 @@ def test_place_holds_on_the_gpus_that_recommend_and_pools_name_and_not_on_fewer(
     assert enough.probability >= 0.9 > fewer.probability
 
 
+@pytest.mark.usefixtures("breaking_load_unsought")
 def test_a_mix_of_lengths_is_replayed_and_what_holds_is_what_replay_says(tmp_path: Path) -> None:
     asked = replace(ASKED, isl=None, osl=None)
     mix = [(500, 50, 3.0), (4000, 200, 1.0)]
@@ -193,6 +194,7 @@ def test_a_mix_of_lengths_is_replayed_and_what_holds_is_what_replay_says(tmp_pat
     assert "--max-model-len 4200" in " ".join(rs.export(tmp_path, "vllm").command.split())
 
 
+@pytest.mark.usefixtures("breaking_load_unsought")
 @pytest.mark.parametrize("only", ["aggregated", "disaggregated"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_exported_caps_are_those_that_were_replayed(engine: str, only: Any, tmp_path: Path) -> None:

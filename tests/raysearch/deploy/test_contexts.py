@@ -47,8 +47,8 @@ def test_the_longest_context_is_that_of_the_published_file(model: str) -> None:
 
 @pytest.mark.usefixtures("best_alone")
 def test_every_answer_warns_of_requests_that_the_model_does_not_take() -> None:
-    asked = rs.question(model="llama_2_70b", gpus=4, isl=5000, osl=200, batches="powers_of_two", tpot_ms=50)
-    for found in (rs.evaluate(asked, tp=4, batch=1), rs.optimum(asked), rs.recommend(asked, top=1, only="aggregated")):
+    asked = rs.question(model="llama_2_70b", gpus=2, isl=5000, osl=200, batches="powers_of_two", tpot_ms=50)
+    for found in (rs.evaluate(asked, tp=2, batch=1), rs.optimum(asked), rs.recommend(asked, top=1, only="aggregated")):
         assert "requests of 5,200 tokens: llama_2_70b takes 4,096" in found.to_dict()["warnings"][0]
         assert "requests of 5,200 tokens" in str(found)
 

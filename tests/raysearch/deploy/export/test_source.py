@@ -91,7 +91,8 @@ def test_a_printed_strategy_is_read_and_files_are_written(tmp_path: Path) -> Non
         run(str(tmp_path / "bare.json"))
 
 
-SMALL = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--gpus", "2", "--tpot-ms", "20")
+COARSE = ("--set", "batches=powers_of_two")
+SMALL = ("--model", "llama_3_1_8b", "--isl", "1000", "--osl", "100", "--gpus", "2", "--tpot-ms", "20", *COARSE)
 ONE = ("--tp", "2", "--batch", "8")
 LOAD = ("--requests-per-s", "1", "--set", "requests=20", "--set", "seeds=1")
 
@@ -114,11 +115,8 @@ def test_what_any_command_prints_states_its_question_and_is_exported_and_replaye
     words = tuple(word.replace("OUT", str(tmp_path / "out")) for word in words)
     file.write_text(RUNNER.invoke(app, [command, *SMALL, *words, "--json"], catch_exceptions=False).stdout)
     printed = json.loads(file.read_text())
-    asked = Question.of_record(printed["question"])
-    assert (
-        asked.load().config_hash
-        == Question(model="llama_3_1_8b", isl=1000, osl=100, gpus=2, tpot_ms=20).load().config_hash
-    )
+    asked = Question(model="llama_3_1_8b", isl=1000, osl=100, gpus=2, tpot_ms=20, batches="powers_of_two")
+    assert Question.of_record(printed["question"]).load().config_hash == asked.load().config_hash
     strategy = printed.get("strategy") or printed["best"]["strategy"]
     assert json.loads(run(str(file), "--json"))["strategy"] == strategy
     again = json.loads(RUNNER.invoke(app, ["replay", str(file), *LOAD, "--json"], catch_exceptions=False).stdout)
@@ -204,7 +202,19 @@ def test_weights_beside_a_configuration_are_served_from_their_folder(tmp_path: P
     assert run(*words).startswith(f"vllm serve {folder} ")
     assert run(*words, "--to", "dynamo").count(f"- {folder}\n") == 1
 
-    asked = ("--isl", "4000", "--osl", "500", "--gpus", "1", "--tpot-ms", "32", "--out", str(tmp_path / "answer"))
+    asked = (
+        "--isl",
+        "4000",
+        "--osl",
+        "500",
+        "--gpus",
+        "1",
+        "--tpot-ms",
+        "32",
+        "--out",
+        str(tmp_path / "answer"),
+        *COARSE,
+    )
     result = RUNNER.invoke(app, ["recommend", "--model", str(folder), *asked], catch_exceptions=False)
     assert result.exit_code == 0
     assert f"vllm serve {folder} " in (tmp_path / "answer" / "best" / "start.sh").read_text()

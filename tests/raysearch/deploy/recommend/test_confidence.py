@@ -23,7 +23,7 @@ STATED = {"isl": 1000, "osl": 200, "tpot_ms": 12.0, "ttft_ms": 150.0, "phase": "
 
 
 def a_demand(confidence: float, **fields: object) -> Demand:
-    workload = question_about("llama_3_1_8b", gpus=4, **{**STATED, **fields}, batches="any").load()
+    workload = question_about("llama_3_1_8b", gpus=4, **{**STATED, "batches": "any", **fields}).load()
     return Demand(workload, 4, top=2, confidence=confidence)
 
 
@@ -68,7 +68,7 @@ def test_more_confidence_never_gives_more_and_even_odds_are_the_optimum() -> Non
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > rates[-1]
     assert rates[0] == find_bests(space_of(a_demand(0.5).workload), 1)[0].tokens_per_s_per_gpu
-    unlimited = {"tpot_ms": None, "ttft_ms": None}
+    unlimited = {"tpot_ms": None, "ttft_ms": None, "batches": "powers_of_two"}
     assert best_first(a_demand(0.9, **unlimited), 1) == best_first(a_demand(0.5, **unlimited), 1)
 
 
@@ -92,7 +92,7 @@ def test_what_is_recommended_holds_and_its_price_is_reported() -> None:
 def test_where_nothing_holds_the_answer_says_what_does_and_how_long_it_takes() -> None:
     even = best_first(a_demand(0.5), 1)[0]
     least_s = evaluate(a_demand(0.5).workload, replace(even.strategy, tp=4, batch=1)).tpot_s
-    answer: Recommendation = recommended(a_demand(0.9, tpot_ms=least_s * 1.02e3, ttft_ms=None))
+    answer: Recommendation = recommended(a_demand(0.9, tpot_ms=least_s * 1.02e3, ttft_ms=None, batches="powers_of_two"))
     assert not answer.options
     assert answer.even is not None
     assert answer.even.feasible

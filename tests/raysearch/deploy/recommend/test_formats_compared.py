@@ -14,7 +14,8 @@ pytestmark = pytest.mark.usefixtures("every_best_alone")
 
 
 def test_any_weights_are_those_published_and_the_answer_has_the_fastest() -> None:
-    few = rs.question(model="qwen3_32b", isl=1000, osl=100, gpus=2, tpot_ms=30, engine="vllm", batches="powers_of_two")
+    coarse = {"batches": "powers_of_two", "chunk_tokens": 8192}
+    few = rs.question(model="qwen3_32b", isl=1000, osl=100, gpus=2, tpot_ms=30, engine="vllm", **coarse)
     asked = replace(few, weights="any")
     found = rs.recommend(asked, top=1, only="aggregated")
     pairs = [(each.question.weights, each.question.kv_cache) for each in found.formats]

@@ -20,7 +20,7 @@ from raysearch.deploy.replay.replay_report import kept_limits
 pytestmark = pytest.mark.usefixtures("every_best_alone")
 ASKED = rs.question(model="llama_3_1_8b", isl=1000, osl=200, tpot_ms=10, ttft_ms=150, gpus=8, batches="powers_of_two")
 LOAD = 30.0
-FEW = 200
+FEW = 100
 """Requests of a replay: enough for a queue to build up, and a tenth of the time."""
 ONE_KIND: dict[str, Any] = {"top": 1, "requests": FEW, "only": "aggregated"}
 """Replicas of one kind alone: how pools are replayed is compared in tests/raysearch/deploy/test_agreement.py."""
@@ -70,12 +70,14 @@ def test_it_is_what_replay_says_of_the_same_deployment(found: RecommendationResu
     assert again.breaks_at_per_s == best.load.report.breaks_at_per_s
 
 
+@pytest.mark.usefixtures("breaking_load_unsought")
 def test_even_odds_and_smoother_arrivals_take_no_more_gpus(found: RecommendationResult) -> None:
     gpus = found.answer.options[0].fleet.gpus
     calmer = rs.recommend(replace(ASKED, confidence=0.5), requests_per_s=LOAD, cv=0.1, **ONE_KIND)
     assert calmer.answer.options[0].fleet.gpus <= gpus
 
 
+@pytest.mark.usefixtures("breaking_load_unsought")
 def test_too_few_gpus_for_the_load_are_not_feasible() -> None:
     one = replace(ASKED, gpus=1, tpot_ms=15, chunk_tokens=1000)
     steady = rs.recommend(one, requests_per_s=1.0, **ONE_KIND)
@@ -88,6 +90,7 @@ def test_too_few_gpus_for_the_load_are_not_feasible() -> None:
     assert "no number of replicas on 1 GPU meets" in str(crowded)
 
 
+@pytest.mark.usefixtures("breaking_load_unsought")
 def test_a_billion_gpus_are_not_replayed_one_by_one() -> None:
     fifty = ONE_KIND | {"requests": 50}
     few = rs.recommend(replace(ASKED, gpus=10**9), requests_per_s=LOAD, **fifty)
@@ -115,6 +118,7 @@ def test_no_strategy_of_any_degrees_holds_on_fewer_gpus(found: RecommendationRes
     assert tried
 
 
+@pytest.mark.usefixtures("breaking_load_unsought")
 def test_where_replays_end_first_the_answer_says_what_they_leave_open() -> None:
     cut = rs.recommend(ASKED, requests_per_s=LOAD, replays=0, **ONE_KIND).answer
     assert cut.proof is not None
@@ -160,6 +164,7 @@ def test_a_trace_is_the_load_and_what_its_prompts_share_spares_gpus(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("breaking_load_unsought")
 def test_where_chunks_take_fewer_gpus_they_win_and_exported_caps_are_those_that_were_replayed(tmp_path: Path) -> None:
     asked = rs.question(
         model="llama_3_1_8b", isl=16000, osl=100, tpot_ms=30, ttft_ms=4000, gpus=8, batches="powers_of_two"

@@ -32,6 +32,7 @@ from sim.engines.engine_registry import engine_rules
 from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import space_of
 from sim.simulate import evaluate
+from tests.conftest import bests_alone
 from tests.processes import LONGEST_S
 from tests.questions import question_about
 
@@ -106,7 +107,7 @@ def test_replicas_fill_the_gpus_and_alternatives_differ_and_follow_in_worth(answ
 
 def test_an_alternative_has_what_all_before_it_lack_and_is_the_best_that_has_it() -> None:
     stated = {"isl": 8000, "osl": 1000, "tpot_ms": 50.0, "phase": "serve", "engine": "vllm", "kv_cache": "fp8"}
-    workload = question_about("qwen3_235b_a22b", gpus=16, **stated, batches="any").load()
+    workload = question_about("qwen3_235b_a22b", gpus=16, **stated, batches="powers_of_two").load()
     demand, known = Demand(workload, 16, top=9, confidence=0.5), {}
     (best,) = best_first(demand, 1, known)
     options = [best, *alternatives(demand, best, known)]
@@ -130,15 +131,16 @@ def test_an_alternative_has_what_all_before_it_lack_and_is_the_best_that_has_it(
 
 def test_degrees_that_are_left_out_are_in_nothing_that_is_answered() -> None:
     asked = rs.question(
-        model="qwen3_32b", hardware="l40s", isl=1000, osl=200, gpus=4, batches="powers_of_two", tpot_ms=0
+        model="qwen3_32b", hardware="l40s", isl=1000, osl=200, gpus=2, batches="powers_of_two", tpot_ms=0
     )
-    anyhow, without = (rs.recommend(asked, only="aggregated", top=2, without=each) for each in (None, "pp"))
+    with bests_alone():
+        anyhow = rs.recommend(asked, only="aggregated", top=1)
+    answer = rs.recommend(asked, only="aggregated", top=2, without="pp").answer
     assert anyhow.strategy
     assert anyhow.strategy.pp > 1
-    answer = without.answer
     found = [each.evaluation for each in (*answer.options, *answer.front, *answer.variations, *answer.beside.values())]
     assert {each.strategy.pp for each in found if each} == {1}
-    assert 0 < without.answer.tokens_per_s < anyhow.answer.tokens_per_s
+    assert 0 < answer.tokens_per_s < anyhow.answer.tokens_per_s
 
 
 def test_an_alternative_of_smaller_replicas_is_the_exact_best_of_so_many_gpus() -> None:
@@ -203,7 +205,7 @@ def test_a_recommendation_is_exported_as_it_stands(answer: dict[str, Any], folde
     assert json.loads(second.stdout)["strategy"] == answer["alternatives"][0]["strategy"]
 
 
-@pytest.mark.usefixtures("best_alone")
+@pytest.mark.usefixtures("best_alone", "breaking_load_unsought")
 @pytest.mark.parametrize("load", [("--requests-per-s", "6"), ("--concurrency", "40")])
 def test_a_load_takes_the_fewest_gpus(answer: dict[str, Any], load: tuple[str, str]) -> None:
     sized = ask(*load, "--ttft-ms", "500", *FEW)
@@ -274,7 +276,7 @@ def test_figures_that_mean_nothing_are_refused(raysearch: Callable[..., Any], wr
 @pytest.mark.usefixtures("best_alone")
 @pytest.mark.parametrize("load", [("--requests-per-s", "100000"), ("--concurrency", "90000")])
 def test_a_load_that_the_gpus_cannot_carry_says_how_many_could(load: tuple[str, str]) -> None:
-    miss = llama(1, *load, "--tpot-ms", "8", code=3)["nearest_miss"]
+    miss = llama(1, *load, "--tpot-ms", "8", *COARSE, code=3)["nearest_miss"]
     if load[0] == "--requests-per-s":
         assert miss["gpus_needed"] == math.ceil(100_000 * 100 / miss["tokens_per_s_per_gpu"])  # replicas of one GPU
     assert miss["gpus_needed"] > 4
@@ -293,7 +295,7 @@ def test_a_load_of_prompts_is_counted_in_prompts() -> None:
 
 
 def test_with_gpus_left_over_like_is_compared_with_like() -> None:
-    answer = llama(7, "--tpot-ms", "24", *EVEN, "--set", "only=aggregated", model="llama_3_1_70b")
+    answer = llama(7, "--tpot-ms", "24", *EVEN, *COARSE, "--set", "only=aggregated", model="llama_3_1_70b")
     options = [answer["best"], *answer["alternatives"]]
     assert options[0]["left_over"] > 0
     for each in options[1:]:
@@ -312,8 +314,9 @@ def test_with_gpus_left_over_like_is_compared_with_like() -> None:
         assert each["gain"] == pytest.approx(each["tokens_per_s_per_gpu"] * each["gpus"] / best - 1)
 
 
+@pytest.mark.usefixtures("breaking_load_unsought")
 def test_under_a_load_gains_are_fewer_gpus_and_a_batch_may_be_bound_by_nothing() -> None:
-    answer = llama(1, "--phase", "decode", "--requests-per-s", "7", "--tpot-ms", "8", *EVEN)
+    answer = llama(1, "--phase", "decode", "--requests-per-s", "7", "--tpot-ms", "8", *EVEN, *FEW)
     assert answer["best"]["gpus"] == 1
     assert all(each["gain"] == 0 for each in answer["sensitivity"] if each["change"].startswith("10 %"))
     assert answer["best"]["binding_limit"].startswith("none: batch ")
@@ -379,7 +382,7 @@ def test_where_nothing_is_feasible_the_nearest_miss_and_what_would_fit_are_repor
 
 @pytest.mark.usefixtures("best_alone")
 def test_a_folder_holds_what_starts_the_last_answer_and_nothing_of_those_before(tmp_path: Path) -> None:
-    words = ("--tpot-ms", "8", "--out", str(tmp_path))
+    words = ("--tpot-ms", "8", "--out", str(tmp_path), *COARSE)
     llama(1, *words, "--engine", "trtllm", "--phase", "decode")
     assert (tmp_path / "best" / "config.yaml").exists()
     (tmp_path / "mine.txt").touch()
@@ -387,17 +390,17 @@ def test_a_folder_holds_what_starts_the_last_answer_and_nothing_of_those_before(
     llama(1, *words, "--engine", "sglang", "--phase", "decode")
     assert {each.name for each in (tmp_path / "best").iterdir()} == {"start.sh"}
     assert not (tmp_path / "alternative9").exists()
-    llama(1, "--tpot-ms", "0.01", "--out", str(tmp_path), code=3)
+    llama(1, "--tpot-ms", "0.01", "--out", str(tmp_path), *COARSE, code=3)
     assert {each.name for each in tmp_path.iterdir()} == {"mine.txt", "recommendation.json", "pareto.csv"}
 
 
+@pytest.mark.usefixtures("best_alone")
 def test_where_not_all_of_an_answer_can_be_written_nothing_is(tmp_path: Path) -> None:
-    words = ("--gpus", "1", "--isl", "1000", "--osl", "100", "--tpot-ms", "8", "--out", str(tmp_path / "out"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as a disk that gets full
     try:
         with pytest.raises(OSError, match=r"recommendation\.json"):
-            RUNNER.invoke(app, ["recommend", "--model", "llama_3_1_8b", *words], catch_exceptions=False)
+            llama(1, "--tpot-ms", "8", "--out", str(tmp_path / "out"), *COARSE)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.iterdir())
@@ -438,7 +441,7 @@ def test_what_is_wrong_is_reported_in_the_words_that_were_typed(
 @pytest.mark.usefixtures("best_alone")
 def test_what_a_recommendation_rests_on_is_stated_beside_its_interval() -> None:
     words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--hardware", "mi300x", *FP8)
-    shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "8", *EVEN], catch_exceptions=False)
+    shown = RUNNER.invoke(app, ["recommend", *words, "--tpot-ms", "8", *EVEN, *COARSE], catch_exceptions=False)
     assert "Extrapolated: efficiencies carried over from h100_sxm" in shown.stdout
     assert "Near its limit: TPOT leaves" in shown.stdout
 
@@ -446,7 +449,7 @@ def test_what_a_recommendation_rests_on_is_stated_beside_its_interval() -> None:
 @pytest.mark.usefixtures("best_alone")
 def test_a_pool_of_prompts_has_an_interval_and_says_what_it_rests_on() -> None:
     words = ("--model", "llama_3_1_8b", "--gpus", "1", "--isl", "1000", "--osl", "100", "--phase", "prefill")
-    shown = RUNNER.invoke(app, ["recommend", *words, "--ttft-ms", "100"], catch_exceptions=False)
+    shown = RUNNER.invoke(app, ["recommend", *words, "--ttft-ms", "100", *COARSE], catch_exceptions=False)
     assert re.search(r"tokens/s/GPU \[[\d,.]+, [\d,.]+\]", shown.stdout)
     assert "[assumed]: it covers the prompt's own steps" in shown.stdout
     assert "the client round trip is not included" in " ".join(shown.stdout.split())
@@ -454,7 +457,7 @@ def test_a_pool_of_prompts_has_an_interval_and_says_what_it_rests_on() -> None:
 
 def test_what_to_run_is_reported_before_what_stands_beside_it() -> None:
     asked = Question(model="llama_3_1_8b", isl=1000, osl=100, tpot_ms=20.0, gpus=2, batches="powers_of_two")
-    demand = Demand(asked.load(), 2, asked, top=2)
+    demand = Demand(asked.load(), 2, asked, top=2, only="aggregated")
     order: list[str] = []
     early: list[Recommendation] = []
 
@@ -472,7 +475,8 @@ def test_what_to_run_is_reported_before_what_stands_beside_it() -> None:
 
 
 def test_the_answer_stands_in_the_terminal() -> None:
-    shown = RUNNER.invoke(app, ["recommend", *ASKED, *EVEN, "--engine", "sglang"], catch_exceptions=False)
+    words = ("recommend", *ASKED, "--tpot-ms", "10", *EVEN, *COARSE, "--engine", "sglang")
+    shown = RUNNER.invoke(app, words, catch_exceptions=False)
     for text in (
         "SGLang 0.5.23: ",
         "tokens/s/GPU [",
@@ -549,7 +553,7 @@ def test_a_second_answer_removes_the_first_one_s_commands_and_nothing_else(tmp_p
     assert {"best/start.sh", "best/mine.sh", "recommendation.json"} <= left
 
 
-@pytest.mark.usefixtures("best_alone")
+@pytest.mark.usefixtures("best_alone", "breaking_load_unsought")
 def test_pools_under_a_load_show_what_they_could_make_as_replicas_of_one_kind_do() -> None:
     stated = {"model": "llama_3_1_8b", "gpus": 2, "isl": 1000, "osl": 200, "tpot_ms": 12, "batches": "powers_of_two"}
     found = rs.recommend(rs.question(**stated), requests_per_s=2, requests=60, top=1, only="disaggregated")

@@ -69,6 +69,7 @@ def test_the_search_for_the_breaking_load_ends_at_a_bound_that_attention_groups_
     assert groups.most_per_s(4000, 200) > 1.2 * groups.bound_per_s(4000, 200)
 
 
+@pytest.mark.usefixtures("breaking_load_unsought")
 def test_the_limits_hold_below_the_load_at_which_they_break_and_not_above(light: ReplayResult) -> None:
     breaks_at = light.report.breaks_at_per_s
     assert breaks_at is not None
@@ -96,6 +97,7 @@ def test_slower_steps_hold_no_better(busy: ReplayReport) -> None:
     assert list(report.kept) == each  # which is told from fewer replays
 
 
+@pytest.mark.usefixtures("breaking_load_unsought")
 def test_goodput_is_what_is_in_time_of_what_is_served() -> None:
     for run in _found(requests_per_s=30).report.runs:
         assert run.goodput_per_s == pytest.approx(run.served_per_s * run.in_time)
@@ -256,7 +258,7 @@ def test_the_command_says_what_python_does(raysearch: Command, light: ReplayResu
     assert "Limits met with probability 0.9 up to" in str(light)
 
 
-@pytest.mark.usefixtures("best_alone")
+@pytest.mark.usefixtures("best_alone", "breaking_load_unsought")
 def test_a_recommendation_s_folder_says_what_is_deployed(tmp_path: Path) -> None:
     asked = rs.question(**QUESTION, gpus=2, weights="fp8", kv_cache="fp8", batches="powers_of_two")
     best = rs.recommend(asked, top=1, only="aggregated")
@@ -269,6 +271,7 @@ def test_a_recommendation_s_folder_says_what_is_deployed(tmp_path: Path) -> None
     assert fleet.replicas == 2 // best.strategy.gpus
 
 
+@pytest.mark.usefixtures("breaking_load_unsought")
 def test_two_pools_are_replayed_from_their_folder(tmp_path: Path) -> None:
     asked = rs.question(
         model="llama_3_1_70b", isl=8000, osl=200, tpot_ms=30, ttft_ms=2000, gpus=8, batches="powers_of_two"
@@ -292,6 +295,7 @@ def test_two_pools_are_replayed_from_their_folder(tmp_path: Path) -> None:
         rs.replay(path=tmp_path, requests_per_s=1, replicas=2)
 
 
+@pytest.mark.usefixtures("breaking_load_unsought")
 def test_limits_that_do_not_hold_end_with_3(raysearch: Command) -> None:
     few = ["--set", "requests=200", "--set", "seeds=1", "--tp", "1", "--batch", "4"]
     done = raysearch("replay", *ASKED, *few, "--requests-per-s", "100")
@@ -305,6 +309,7 @@ def test_a_run_s_figures_are_finite(busy: ReplayReport) -> None:
     )
 
 
+@pytest.mark.usefixtures("breaking_load_unsought")
 def test_the_percentile_of_the_limits_is_shown_in_words_and_figures() -> None:
     found = _found(requests_per_s=4, percentile=95, requests=50, seeds=1)
     assert list(found.report.runs[0].seconds["ttft_s"]) == ["mean", "p50", "p90", "p95", "p99"]
@@ -388,6 +393,7 @@ def test_percentiles_of_one_definition_are_of_the_requests_after_the_warm_up(bus
         assert run.seconds["itl_s"][f"p{percentile}"] == pytest.approx(np.percentile(gaps_s, percentile))
 
 
+@pytest.mark.usefixtures("breaking_load_unsought")
 @pytest.mark.parametrize("load", [5, 20, 60])
 def test_a_replay_that_ends_once_it_is_late_for_sure_says_what_the_whole_one_does(load: float) -> None:
     asked = rs.question(**QUESTION, gpus=2)
