@@ -69,7 +69,7 @@ HOSTILE = (
     "!!python/object:os.system x",
     "&a *a",
 )
-EXAMPLES = runs(10)
+EXAMPLES = runs(5)
 """Of what evaluates a model of each name anew, or starts a process."""
 NAMES = st.one_of(st.sampled_from(HOSTILE), st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
 HOSTILE_NAMES = NAMES.filter(lambda name: not name.startswith("-") and name.strip())
@@ -204,7 +204,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=inputs(30), deadline=None)
+@settings(max_examples=inputs(15), deadline=None)
 @given(value=st.dictionaries(NAMES, VALUES))
 @example(value={name: name for name in HOSTILE})
 def test_yaml_loads_back_as_it_was(value: dict[str, Any]) -> None:
@@ -216,7 +216,7 @@ def test_yaml_repeats_what_occurs_twice() -> None:
     assert yaml_text({"first": each, "second": [each]}) == "first:\n  name: HF_TOKEN\nsecond:\n- name: HF_TOKEN\n"
 
 
-@settings(max_examples=inputs(30), deadline=None)
+@settings(max_examples=inputs(15), deadline=None)
 @given(value=st.dictionaries(NAMES, VALUES), texts=st.lists(NAMES).map(tuple))
 def test_constants_of_a_python_file_evaluate_to_what_they_were(value: dict[str, Any], texts: tuple[str, ...]) -> None:
     found: dict[str, Any] = {}

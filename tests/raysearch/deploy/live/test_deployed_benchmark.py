@@ -29,6 +29,7 @@ from raysearch.deploy.live.deployed_benchmark import (
 from raysearch.simulators.measurement import Measurement
 from sim.ops.heuristics import megatron_dims
 from sim.strategy import Strategy
+from tests.processes import wait_until
 from tests.questions import question_about
 from tests.raysearch.forging import WRONG, encoded, places, replaced
 from tests.raysearch.fuzzing import INPUTS, broken
@@ -193,8 +194,7 @@ def test_a_folder_s_benchmark_starts_each_strategy_measures_it_and_ends_it(
         with pytest.raises(RunFailed, match="aiperf ended with 1: \ufffd no such model"):
             measure(asked.strategy)
         stale = subprocess.Popen(["vllm", "serve", "--max-num-seqs", "1"], stderr=subprocess.DEVNULL)
-        while not _answers(benchmark["url"]):
-            assert stale.poll() is None
+        wait_until(lambda: stale.poll() is not None or _answers(benchmark["url"]))
         with pytest.raises(RunFailed, match=f"a server answers at http://localhost:{port} already: end it"):
             measure(asked.strategy)
         stale.kill()
