@@ -49,6 +49,7 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_worker_niceness", "0")  # at its usual 15, workers starve beside the other tests
+        patch.setenv("RAY_prestart_worker_first_driver", "0")  # a process for each CPU, used or not
         # Typer makes all commands anew for every call, which takes as long as many of the answers.
         for module in (typer.main, typer.testing):
             name = "get_command" if module is typer.main else "_get_command"

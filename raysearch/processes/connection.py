@@ -136,6 +136,7 @@ def _closed_to_others() -> Iterator[Path]:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(path),
             CLUSTERS_VARIABLE: "0",  # then the address of its processes is 127.0.0.1
+            "RAY_prestart_worker_first_driver": "0",  # a process per CPU, which no run of a study would ever use
         }
         before = {name: os.environ.get(name) for name in (*own, "RAY_AUTH_TOKEN")}
         os.environ.pop("RAY_AUTH_TOKEN", None)

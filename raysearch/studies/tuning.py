@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -33,6 +33,8 @@ from raysearch.studies.study_file import TUNE_FOLDER, Study, run_dir, write_stud
 from raysearch.studies.trial import FAILURE_KEY, SearchTrial, trial_config
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from raysearch.base.progress import RunMetrics
 
 _display: ContextVar[StudyDisplay] = ContextVar("display of the study that is running")
@@ -167,6 +169,8 @@ def _tuner(study: Study, optima: Mapping[str, float | None], out: Path) -> tune.
         for run_id, spec in study.specs().items()
         if finished_summary(run_dir(out, run_id)) is None
     ]
+    with _torch_left_out():
+        tensorboard = TBXLoggerCallback()
     return tune.Tuner(
         SearchTrial,
         param_space={"run": Grid(grid_search=configs)},
@@ -181,11 +185,21 @@ def _tuner(study: Study, optima: Mapping[str, float | None], out: Path) -> tune.
             name=TUNE_FOLDER,
             storage_path=str(out.resolve()),
             verbose=0,
-            callbacks=[JsonLoggerCallback(), TBXLoggerCallback(), _Relay()],
+            callbacks=[JsonLoggerCallback(), tensorboard, _Relay()],
             failure_config=tune.FailureConfig(max_failures=MOST_IDLE_RESTARTS),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # runs keep their own, one each
         ),
     )
+
+
+@contextmanager
+def _torch_left_out() -> Iterator[None]:
+    """Imports as without PyTorch, which tensorboardX loads for two seconds to annotate its methods with tensors."""
+    with ExitStack() as stack:
+        if "torch" not in sys.modules:
+            sys.modules["torch"] = cast("ModuleType", None)  # [spec] so that importing it is an ImportError
+            stack.callback(sys.modules.pop, "torch")
+        yield
 
 
 class Grid(dict[str, Any]):

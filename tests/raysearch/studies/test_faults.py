@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from raysearch.processes.ray_internals import without_what_nobody_asks
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
 from raysearch.studies.study_status import read_status
@@ -54,6 +55,8 @@ def test_a_study_survives_a_hangup_a_move_a_killed_run_and_two_deaths_of_its_ray
     wait_for_rows(hung_up, out, 20)
     assert read_status(out).state == "running"
     wait_for_title(hung_up, "tiny-annealing-s0")
+    started = descendants(hung_up.pid)
+    assert not [title for pid, title in started.items() if "/torch/" in Path(f"/proc/{pid}/maps").read_text()]
     os.killpg(hung_up.pid, signal.SIGHUP)  # as a terminal that is closed does: to Ray's processes too
     assert_stopped(hung_up, signal.SIGHUP, f"raysearch study {study} --out {out} ")
     status = read_status(out)
@@ -124,10 +127,10 @@ def cluster(let_pass: Callable[[int], None]) -> Iterator[Cluster]:  # whose envi
     """A head without CPUs: whatever runs is on the hosts that are added."""
     from ray.cluster_utils import Cluster
 
-    head = {**HOST, "num_cpus": 0, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    yield cluster
-    cluster.shutdown()
+    with without_what_nobody_asks():
+        cluster = Cluster(initialize_head=True, head_node_args={**HOST, "num_cpus": 0})
+        yield cluster
+        cluster.shutdown()
 
 
 FULL_DISK = """
