@@ -37,12 +37,6 @@ def _hilly(strategy: Strategy) -> Measurement:
     return Measurement(10.0 * strategy.tp + strategy.batch / strategy.pp + 50.0 * sum(strategy.dims), tpot_s=0.01)
 
 
-def uneven(workload: Workload, strategy: Strategy) -> Measurement:
-    """`hilly`, in a time that differs from strategy to strategy and from run to run."""
-    time.sleep((hash((strategy, os.getpid())) % 7) * 1e-3)
-    return hilly(workload, strategy)
-
-
 def by_degrees(workload: Workload, strategy: Strategy) -> Measurement:
     """Knows nothing of dims."""
     return Measurement(float(strategy.batch / strategy.gpus), tpot_s=0.01)
@@ -115,11 +109,6 @@ def scattered(workload: Workload, strategy: Strategy) -> Evaluation:
 scattered.noise = 0.1  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def talkative(workload: Workload, strategy: Strategy) -> Measurement:
-    """Fails with megabytes of reasons."""
-    raise RuntimeError("x" * 10**7)
-
-
 class Unpicklable(Exception):
     """An error that no other process can be told as it is."""
 
@@ -128,19 +117,17 @@ class Unpicklable(Exception):
         self.lock = threading.Lock()
 
 
-def unpicklable(workload: Workload, strategy: Strategy) -> Measurement:
-    """Fails with such an error."""
-    raise Unpicklable("cannot be sent")
-
-
-def exits(workload: Workload, strategy: Strategy) -> Measurement:
-    """Ends its process politely."""
-    sys.exit("enough")
-
-
-def interrupts(workload: Workload, strategy: Strategy) -> Measurement:
-    """Ends as by Ctrl-C."""
-    raise KeyboardInterrupt
+def unspeakable(workload: Workload, strategy: Strategy) -> Measurement:
+    """Fails over each of the first batches in a way of its own."""
+    match workload.degrees.batch.index(strategy.batch):
+        case 0:
+            raise RuntimeError("x" * 10**7)
+        case 1:
+            raise Unpicklable("cannot be sent")
+        case 2:
+            sys.exit("enough")
+        case _:
+            raise KeyboardInterrupt
 
 
 def nan_evaluation(workload: Workload, strategy: Strategy) -> Evaluation:

@@ -19,6 +19,7 @@ from raysearch.simulators.protocol import InProcess
 from raysearch.studies.results import read_study_runs
 from raysearch.studies.study_display import Displays, StudyBars, StudyDisplay
 from raysearch.studies.study_file import Study, StudyFile, check_study, run_dir
+from tests.conftest import run_here
 from tests.processes import LONGEST_S, descendants, wait_until
 from tests.raysearch.simulators.boxes import BAD_BATCH, blocked_process
 
@@ -97,13 +98,10 @@ def kill(victim: str, log: Path, over: threading.Event) -> None:
     wait_until(lambda: worker not in descendants(os.getpid()))
 
 
-@pytest.mark.parametrize(("box", "reason"), [("raises", "no such batch"), ("dies", "process died")])
-def test_a_black_box_that_fails_ends_its_runs_with_the_strategy_and_the_reason(
-    tmp_path: Path, box: str, reason: str
-) -> None:
+def test_a_black_box_that_fails_ends_its_runs_with_the_strategy_and_the_reason(tmp_path: Path) -> None:
     # Further ways to fail are those of a run: tests/raysearch/simulators/test_workers.py.
-    planned = study(box, budget=300, searchers=["random"], timeout_s=1.0)
-    with pytest.raises(RunFailed, match=rf"failed on Strategy\(.*batch=64.*{reason}"):
+    planned = study("dies", budget=300, searchers=["random"], timeout_s=1.0)
+    with pytest.raises(RunFailed, match=r"failed on Strategy\(.*batch=64.*process died"):
         run(planned, tmp_path / "study")
     rows = read_rows(run_dir(tmp_path / "study", "gpt_moe_1_2t_16k-random-s0"))
     assert rows["call"].tolist() == list(range(1, len(rows) + 1))
@@ -141,9 +139,16 @@ def test_workloads_take_turns_and_no_run_shares_its_worker(tmp_path: Path, log: 
     assert not workers[names[0]] & workers[names[1]]
 
 
-def test_more_workers_than_the_cluster_has_are_refused_with_what_fits(tmp_path: Path) -> None:
+def test_more_cpus_than_the_cluster_has_are_refused_with_what_fits(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"needs 13 CPUs .* the cluster has 9: run with --set workers=8"):
         run(study(None, workers=12), tmp_path / "study")
+    text = 'name = "a"\nworkloads = ["gpt_moe_1_2t_16k"]\nsearchers = ["random"]\nseeds = [0]\nbudget = 5\n'
+    (tmp_path / "study.toml").write_text(f"{text}cpus_per_run = 10\n")
+    refused = run_here("study", tmp_path / "study.toml", "--out", tmp_path / "out")
+    assert refused.returncode == 2
+    assert "asks for 10 CPUs" in refused.stderr
+    assert "cpus_per_run" in refused.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_plugged_in_simulator_gets_a_worker_and_ours_none() -> None:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from raysearch.processes.ray_internals import without_what_nobody_asks
 from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
 from raysearch.studies.study_status import read_status
@@ -127,10 +126,10 @@ def cluster(let_pass: Callable[[int], None]) -> Iterator[Cluster]:  # whose envi
     """A head without CPUs: whatever runs is on the hosts that are added."""
     from ray.cluster_utils import Cluster
 
-    with without_what_nobody_asks():
-        cluster = Cluster(initialize_head=True, head_node_args={**HOST, "num_cpus": 0})
-        yield cluster
-        cluster.shutdown()
+    head = {**HOST, "num_cpus": 0, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    yield cluster
+    cluster.shutdown()
 
 
 FULL_DISK = """
