@@ -43,7 +43,14 @@ def test_every_searcher_has_a_one_line_summary_and_a_preset() -> None:
         assert name in list_names("searchers")
 
 
-@pytest.mark.parametrize("name", [name for name in searcher_names() if name != "ppo_paper"])
+SLOW = ("nevergrad", "sb3_ppo")
+"""To import."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in searcher_names() if name != "ppo_paper"],
+)
 def test_the_class_behind_a_name_bears_it(name: str) -> None:
     assert searcher_class(name).name == name
     space = searched_space(tiny_workload(), None, name)
@@ -231,12 +238,14 @@ def test_a_module_that_cannot_be_imported_is_one_clear_error(tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_naming_searchers_imports_none_of_them() -> None:
+def test_naming_searchers_imports_none_of_them_and_validating_options_neither_torch_nor_rllib() -> None:
     program = """if True:
         import sys
-        from raysearch.searchers.registry import searcher_names, searcher_summary
+        from raysearch.searchers.registry import check_options, searcher_names, searcher_summary
         [searcher_summary(name) for name in searcher_names()]
         heavy = {"torch", "ray", "raysearch.searchers.annealing", "raysearch.searchers.ppo"} & set(sys.modules)
         assert not heavy, heavy
+        check_options("ppo_paper", {})
+        assert not {"torch", "ray"} & set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])

@@ -14,7 +14,7 @@ from raysearch.base.errors import InputError
 from raysearch.base.file_io import as_strategy, strategy_dict
 from raysearch.optima.named_spaces import best_of_space
 from raysearch.searchers.interface import Outcome
-from raysearch.searchers.registry import OptionsError, make_searcher, searcher_names
+from raysearch.searchers.registry import OptionsError, make_searcher
 from raysearch.searchers.rule_of_thumb import rule_of_thumb
 from sim.config.catalog import load_workload
 from sim.config.question import Question
@@ -23,7 +23,7 @@ from sim.simulate import evaluate
 NAME = "mixtral_8x22b_8k"
 MIXTRAL = load_workload(NAME)
 SPACE = StrategySpace(MIXTRAL)
-LIGHT = ("random", "annealing", "mcmc", "coordinate", "genetic", "ant_colony", "prior", "optuna_tpe", "nevergrad")
+LIGHT = ("random", "annealing", "mcmc", "coordinate", "genetic", "ant_colony", "prior", "optuna_tpe")
 
 
 def calls_of(searcher, calls: int) -> list[tuple[np.ndarray, float]]:
@@ -38,7 +38,7 @@ def calls_of(searcher, calls: int) -> list[tuple[np.ndarray, float]]:
     return made
 
 
-@pytest.mark.parametrize("name", [each for each in LIGHT if each in searcher_names()])
+@pytest.mark.parametrize("name", [*LIGHT, pytest.param("nevergrad", marks=pytest.mark.slow)])
 def test_given_strategies_are_called_first_and_the_search_goes_on(name: str) -> None:
     given = rule_of_thumb(SPACE, 3)
     searcher = make_searcher(name, SPACE, seed=0, budget=8, start=[strategy_dict(each) for each in given])

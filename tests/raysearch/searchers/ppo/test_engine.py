@@ -1,10 +1,12 @@
 """That a study's agents are RLlib's: its methods are counted in the processes of the study's trials."""
 
+import contextlib
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from raysearch.runs.run import SearchRun
 from raysearch.studies.results import read_study_runs
 from raysearch.studies.study_display import Displays, StudyBars
 from raysearch.studies.study_file import StudyFile, check_study
@@ -61,8 +63,19 @@ def test_runs_of_a_study_are_training_steps_samples_and_updates_of_rllib(tmp_pat
     study = check_study(StudyFile(**planned, seeds=[0], budget=48))
     (out := tmp_path / "study").mkdir()
     with StudyBars("engine", study.specs(), {}) as bars:
-        run_study(study, dict.fromkeys(study.workloads), out, display=Displays(bars))
-    assert [run["calls"] for run in read_study_runs(out)] == [48, 48]
+        run_study(study, dict.fromkeys(study.workloads), out, display=Displays(bars), cpus=1)  # one process for both
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    made = {run["run_id"]: run for run in read_study_runs(out)}
+    assert [run["calls"] for run in made.values()] == [48, 48]
+    for run_id, spec in study.specs().items():
+        with contextlib.closing(SearchRun(spec, tmp_path / run_id)) as alone:
+            alone.advance(48)
+            assert made[run_id]["digest"] == alone.summary()["digest"]
+        logged = EventAccumulator(str(out / "tune" / run_id)).Reload()
+        for name in ("calls", "best", "unique_calls", "feasible_calls", "chunk", "chunk_best", "chunk_done"):
+            final = logged.Scalars(f"ray/tune/{name}")[-1]
+            assert (final.step, final.value) == (48, pytest.approx(alone.metrics()[name], rel=1e-6))
     counts = Counter(counted.read_text().splitlines())
     assert counts["LearnToShard training_step"] > 0
     assert counts["CopyLearnToShard training_step"] > 0

@@ -7,7 +7,6 @@ import pytest
 import ray
 from ray import tune
 from ray.tune.logger import TBXLoggerCallback
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from raysearch.searchers.ppo.algorithm import LearnToShard
 
@@ -93,6 +92,8 @@ def test_a_search_whose_host_dies_goes_on_elsewhere_from_the_end_of_a_chunk(toy,
 
     assert figures_of(killer.results) == figures_of(undisturbed)
     assert [each["calls"] for each in killer.results] == [6, 12, 18, 24]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     logged = EventAccumulator(result.path).Reload()
 
     def curve(name):

@@ -1,18 +1,13 @@
 import hashlib
 import math
-import os
 import pickle
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 CHECKPOINTS = [1, 10, 33]  # mid-rollout, between rollouts, mid-rollout after a restart
-HERE = Path(__file__).parent
 
 
 def agents_of(search, budget: int) -> list[int]:
@@ -159,24 +154,6 @@ def test_a_search_resumed_at_any_checkpoint_goes_on_bit_identically(toy):
         assert fingerprint(made().set_state(pickle.loads(state)).advance(45 - calls)) == unbroken
     again = CHECKPOINTS[len(CHECKPOINTS) // 2]
     assert fingerprint(search.set_state(pickle.loads(states[again])).advance(45 - again)) == unbroken  # used already
-
-
-@pytest.mark.slow
-def test_another_process_makes_the_same_calls_from_the_start_and_from_a_checkpoint(toy, tmp_path):
-    search = toy.search(budget=45, seed=3).advance(21)
-    (tmp_path / "state.pkl").write_bytes(pickle.dumps(search.get_state()))
-    script = f"""
-import hashlib, pathlib, pickle, runpy
-make_search = runpy.run_path({str(HERE / "conftest.py")!r})["make_search"]
-fingerprint = runpy.run_path({str(HERE / "test_search.py")!r})["fingerprint"]
-state = pickle.loads(pathlib.Path({str(tmp_path / "state.pkl")!r}).read_bytes())
-print(fingerprint(make_search(budget=45, seed=3).advance(45)))
-print(fingerprint(make_search(budget=45, seed=3).set_state(state).advance(24)))
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [fingerprint(search.advance(24))] * 2
 
 
 def test_state_does_not_change_with_what_its_giver_or_its_taker_does_later(toy):

@@ -21,13 +21,19 @@ from sim.config.files import config_path, read_config
 from sim.simulate import evaluate
 
 
-class TestConformance(SearcherSuite):
+class RLlibSuite(SearcherSuite):
+    @pytest.mark.slow  # a fresh process, which imports PyTorch and RLlib
+    def test_a_run_resumed_here_or_in_a_fresh_process_equals_one_that_was_never_stopped(self, setting, undisturbed):
+        super().test_a_run_resumed_here_or_in_a_fresh_process_equals_one_that_was_never_stopped(setting, undisturbed)
+
+
+class TestConformance(RLlibSuite):
     searcher = "ppo_paper"
     budget = 41
     options: ClassVar = {"embedding": 32, "hidden": 32, "feed_forward": 32}
 
 
-class TestOurPreset(SearcherSuite):
+class TestOurPreset(RLlibSuite):
     searcher = "ppo"
     budget = 75  # two rollouts and a part
 
@@ -114,19 +120,6 @@ assert not ray.is_initialized()
     root = Path(__file__).parents[4]
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-@pytest.mark.slow
-def test_validating_options_imports_neither_torch_nor_rllib():
-    script = """
-import sys
-from raysearch.searchers.registry import check_options
-check_options("ppo_paper", {})
-assert not {"torch", "ray"} & sys.modules.keys()
-"""
-    root = Path(__file__).parents[4]
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_actions_follow_the_seed_and_not_the_workload_alone(workload, tmp_path):
