@@ -152,8 +152,8 @@ def test_a_run_without_anything_feasible_has_no_best(new_gate: NewGate, tmp_path
 
 
 def test_a_row_holds_the_strategy_and_what_the_real_simulator_stated(new_gate: NewGate, tmp_path: Path) -> None:
-    gate = new_gate(tmp_path, simulator=evaluate, budget=50)
-    for action in actions(50):
+    gate = new_gate(tmp_path, simulator=evaluate, budget=15)
+    for action in actions(15):
         _, reward, *_, info = gate.step(action)
         row = read_rows(tmp_path).iloc[-1]
         expected = evaluate(WORKLOAD, SPACE.decode(action))

@@ -26,8 +26,7 @@ def one_by_one(workload, strategies):
     return [simulate.evaluate(workload, strategy) for strategy in strategies]
 
 
-@pytest.mark.parametrize("evaluate_many", [None, one_by_one, batched.evaluate_many])
-@pytest.mark.parametrize("number", [3, 8])
+@pytest.mark.parametrize(("evaluate_many", "number"), [(None, 3), (one_by_one, 8), (batched.evaluate_many, 8)])
 def test_it_does_what_gymnasiums_own_vector_of_environments_does(make, evaluate_many, number):
     ours = VectorStrategyEnv([make() for _ in range(number)], evaluate_many=evaluate_many)
     theirs = SyncVectorEnv([make] * number)

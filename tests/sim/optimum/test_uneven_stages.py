@@ -139,7 +139,7 @@ def test_stages_with_choices_of_their_own_are_those_of_brute_force() -> None:
 @pytest.mark.parametrize(
     ("engine", "phase", "tpot_s"),
     [
-        ("sglang", "serve", 0.012),
+        ("sglang", "serve", 0.05),
         pytest.param("vllm", "serve", 1.0, marks=pytest.mark.slow),
         pytest.param("trtllm", "decode", 1.0, marks=pytest.mark.slow),
     ],
@@ -148,7 +148,7 @@ def test_the_best_split_of_an_engines_plans_is_that_of_brute_force(engine: str, 
     """Steps with prompts and without, limits kept with a confidence, and memory; every split of every strategy."""
     asked = dataclasses.replace(DEEPSEEK, engine=engine, phase=phase, gpus=16, confidence=0.9, ttft_ms=2000.0)
     workload = few_layers(asked, (0, 1, 1, 1), hbm_bytes=25e9, tpot_slo_s=tpot_s)
-    space = dataclasses.replace(space_of(workload), tp=(1, 4), ep=(1, 4), pp=(1, 3), batch=(160,))
+    space = dataclasses.replace(space_of(workload), tp=(1, 4), ep=(1, 4), pp=(3,), batch=(160,))
     best, refused = 0.0, 0
     runs = [
         Strategy(tp, ep, pp, batch, part.only_dims, cp, dp)
@@ -156,17 +156,13 @@ def test_the_best_split_of_an_engines_plans_is_that_of_brute_force(engine: str, 
         for tp, cp, dp, ep in part.meshes()
         for pp, batch in itertools.product(part.stages((tp, cp, dp, ep)), part.batch)
     ]
-    for counts in [(4,), *splits(4, 3)]:
-        found = evaluate_many(
-            dataclasses.replace(workload, stage_layers=counts), [each for each in runs if each.pp == len(counts)]
-        )
+    for counts in splits(4, 3):
+        found = evaluate_many(dataclasses.replace(workload, stage_layers=counts), runs)
         refused += int((~found.feasible).sum())
         best = max(best, float((found.tokens_per_s_per_gpu * found.feasible).max()))
     ours, equal = best_stages(space), find_best(space).evaluation
     assert refused
-    if ours is None:
-        assert best == 0.0
-        return
+    assert ours is not None
     assert ours.tokens_per_s_per_gpu == best
     assert equal is None or ours.tokens_per_s_per_gpu >= equal.tokens_per_s_per_gpu
     assert ours.evaluated(workload).tokens_per_s_per_gpu == best
