@@ -111,7 +111,6 @@ import sys, time
 from pathlib import Path
 from raysearch.processes import claim
 from raysearch.base.errors import InputError
-from raysearch.cli.app import app
 claim.WITNESSED_S = 1.0
 if "without-locks" in sys.argv:
     def no_locks(handle, operation):

@@ -61,12 +61,6 @@ def digests_alone(planned: Study, box: str, folder: Path, study_folder: Path) ->
     return found
 
 
-def test_a_study_of_a_black_box_makes_the_calls_that_its_runs_make_alone(tmp_path: Path) -> None:
-    planned = study("hilly", workers=2)
-    run(planned, tmp_path / "study")
-    assert digests(tmp_path / "study") == digests_alone(planned, "hilly", tmp_path, tmp_path / "study")
-
-
 @pytest.mark.parametrize(("victim", "seed"), [("worker", 0), ("run", 5)])
 def test_a_process_killed_in_mid_call_changes_nothing(tmp_path: Path, log: Path, victim: str, seed: int) -> None:
     # Seeds that come to the batch, and each its own: answers are kept, and what was asked about is not asked again.
@@ -126,17 +120,22 @@ class Starts(StudyDisplay):
         self.seen.append(run_id)
 
 
-def test_workloads_take_turns_and_no_run_shares_its_worker(tmp_path: Path, log: Path) -> None:
+def test_workloads_take_turns_no_run_shares_its_worker_and_all_make_the_calls_that_they_make_alone(
+    tmp_path: Path, log: Path
+) -> None:
     names = ["gpt_moe_1_2t_16k", "gpt_moe_1_6t_64k"]
-    planned = study("hilly", workloads=names, searchers=["random"], seeds=[3, 4], cpus_per_run=3, budget=12)
+    planned = study("hilly", workloads=names, seeds=[3], cpus_per_run=3, budget=12)
     starts = Starts()
     run(planned, tmp_path / "study", starts)
     turns = [starts.seen[:2], starts.seen[2:]]  # two runs at a time have room
-    assert [sorted(turn) for turn in turns] == [[f"{name}-random-s{seed}" for name in names] for seed in (3, 4)]
+    assert [sorted(turn) for turn in turns] == [
+        [f"{name}-{searcher}-s3" for name in names] for searcher in planned.file.searchers
+    ]
     asked = {tuple(line.split()[:2]) for line in log.read_text(encoding="utf-8").splitlines()}
     workers = {name: {process for workload, process in asked if workload == name} for name in names}
     assert [len(workers[name]) for name in names] == [2, 2]  # one for each run
     assert not workers[names[0]] & workers[names[1]]
+    assert digests(tmp_path / "study") == digests_alone(planned, "hilly", tmp_path, tmp_path / "study")
 
 
 def test_more_cpus_than_the_cluster_has_are_refused_with_what_fits(tmp_path: Path) -> None:

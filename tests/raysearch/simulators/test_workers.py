@@ -139,10 +139,10 @@ def test_a_worker_killed_in_the_middle_loses_no_call(new_run: NewRun) -> None:
 
 
 def test_a_simulator_that_dies_once_per_strategy_is_asked_again(new_run: NewRun) -> None:
-    hurt = new_run("hurt", "dies_once", workers=2, searcher="random", budget=30)
+    hurt = new_run("hurt", "dies_once", workers=2, searcher="random", budget=12)
     found = finished(hurt)
     order = recorded_order(hurt.out_dir)
-    whole = finished(new_run("whole", "hilly", workers=2, searcher="random", budget=30, here=True, order=order))
+    whole = finished(new_run("whole", "hilly", workers=2, searcher="random", budget=12, here=True, order=order))
     assert found["digest"] == whole["digest"]
 
 
