@@ -178,7 +178,7 @@ def test_place_holds_on_the_gpus_that_recommend_and_pools_name_and_not_on_fewer(
 
 @pytest.mark.usefixtures("breaking_load_unsought")
 def test_a_mix_of_lengths_is_replayed_and_what_holds_is_what_replay_says(tmp_path: Path) -> None:
-    asked = replace(ASKED, isl=None, osl=None)
+    asked = replace(ASKED, isl=None, osl=None, chunk_tokens=4096)
     mix = [(500, 50, 3.0), (4000, 200, 1.0)]
     found = rs.pools(asked, mix=mix, requests_per_s=25.0, requests=FEW)
     point = found.points[0]
@@ -199,7 +199,8 @@ def test_a_mix_of_lengths_is_replayed_and_what_holds_is_what_replay_says(tmp_pat
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_exported_caps_are_those_that_were_replayed(engine: str, only: Any, tmp_path: Path) -> None:
     asked = replace(ASKED, engine=engine, tpot_ms=30, ttft_ms=600, chunk_tokens=512)
-    found = rs.recommend(asked, requests_per_s=6.0, requests=20, top=1, only=only)
+    load = {"requests_per_s": 6.0, "requests": 20} if engine == "vllm" else {}
+    found = rs.recommend(asked, **load, top=1, only=only)
     found.write(tmp_path)
     fleet = deployed_in(tmp_path, None, 0).fleet(None, "least_loaded")
     pools = [fleet.deployed] if isinstance(fleet, AggregatedFleet) else [fleet.pools.prefill, fleet.pools.decode]

@@ -47,7 +47,7 @@ def test_the_longest_context_is_that_of_the_published_file(model: str) -> None:
 
 @pytest.mark.usefixtures("best_alone")
 def test_every_answer_warns_of_requests_that_the_model_does_not_take() -> None:
-    asked = rs.question(model="llama_2_70b", gpus=2, isl=5000, osl=200, batches="powers_of_two", tpot_ms=50)
+    asked = rs.question(model="llama_2_70b", gpus=2, isl=5000, osl=200, batches="powers_of_two", chunk_tokens=8192)
     for found in (rs.evaluate(asked, tp=2, batch=1), rs.optimum(asked), rs.recommend(asked, top=1, only="aggregated")):
         assert "requests of 5,200 tokens: llama_2_70b takes 4,096" in found.to_dict()["warnings"][0]
         assert "requests of 5,200 tokens" in str(found)
@@ -55,7 +55,13 @@ def test_every_answer_warns_of_requests_that_the_model_does_not_take() -> None:
 
 @pytest.mark.usefixtures("best_alone")
 def test_a_recommendation_says_first_that_requests_are_too_long_and_none_is_beyond_four_contexts() -> None:
-    few: dict[str, Any] = {"osl": 384, "batches": "powers_of_two", "engine": "vllm", "phase": "serve"}
+    few: dict[str, Any] = {
+        "osl": 384,
+        "batches": "powers_of_two",
+        "engine": "vllm",
+        "phase": "serve",
+        "chunk_tokens": 8192,
+    }
     reach = 4 * 40960 - 384
     for gpus in (1, 2):
         found = rs.recommend(rs.question(model="qwen3_32b", isl=reach, gpus=gpus, **few), top=1, only="aggregated")

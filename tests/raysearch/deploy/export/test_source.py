@@ -253,7 +253,7 @@ def test_where_nothing_was_feasible_there_is_nothing_to_export(tmp_path: Path) -
 
 @pytest.mark.usefixtures("best_alone")
 def test_both_pools_of_an_answer_are_exported(tmp_path: Path) -> None:
-    asked = ("--model", "llama_3_1_8b", "--set", "mix=3000:100:1,9000:300:1", "--gpus", "8", "--tpot-ms", "10")
+    asked = ("--model", "llama_3_1_8b", "--set", "mix=3000:100:1,9000:300:1", "--gpus", "4", "--tpot-ms", "10", *COARSE)
     shown = RUNNER.invoke(app, ["pools", *asked, "--set", "sweep=ttft-ms=1,500", "--out", str(tmp_path), "--json"])
     nothing, answer = json.loads(shown.stdout)["points"]
     assert nothing["winner"] is None

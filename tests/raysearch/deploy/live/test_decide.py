@@ -21,8 +21,12 @@ from tests.questions import question_about
 
 @pytest.fixture(scope="module")
 def candidates() -> Candidates:
-    question = question_about("qwen3_32b", phase="serve", isl=4000, osl=500, engine="vllm", tpot_ms=30.0, gpus=8)
-    return candidates_of(heuristic_space(question.load(), sequence_parallel=False))
+    return on_gpus(4, tpot_ms=30.0)
+
+
+def on_gpus(gpus: int, tpot_ms: float) -> Candidates:
+    asked = {"phase": "serve", "isl": 4000, "osl": 500, "engine": "vllm", "tpot_ms": tpot_ms, "gpus": gpus}
+    return candidates_of(heuristic_space(question_about("qwen3_32b", **asked).load(), sequence_parallel=False))
 
 
 def truthful(candidates: Candidates, errors: np.ndarray, noise: float = 0.0, seed: int = 0):
@@ -137,11 +141,8 @@ def test_the_stated_confidence_is_kept_on_machines_whose_errors_are_outside_the_
 
 
 @pytest.mark.parametrize("faster", [1.8, 2.8])
-def test_what_the_simulator_thinks_too_slow_is_found_where_the_machine_is_faster(
-    candidates: Candidates, faster: float
-) -> None:
-    slo = replace(candidates.workload, tpot_slo_s=0.02)
-    strict = candidates_of(heuristic_space(slo, sequence_parallel=False))
+def test_what_the_simulator_thinks_too_slow_is_found_where_the_machine_is_faster(faster: float) -> None:
+    strict = on_gpus(8, tpot_ms=20.0)
     many = np.array([each.batch >= 128 for each in strict.strategies])
     errors = np.where(many, -math.log(faster), 0.0)
     true, seen = values(strict, errors), list[Measured]()

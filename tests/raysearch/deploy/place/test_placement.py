@@ -179,7 +179,7 @@ count = 2
 requests_per_s = 4.0
 cv = 4.0
 isl = 2000
-osl = 20
+osl = 4
 ttft_ms = 300.0
 """
 
@@ -229,17 +229,17 @@ def test_nothing_in_time_is_shown_by_the_exit_code(tmp_path: Path) -> None:
         ("llama_3_1_8b", "lama_3_1_8b", "did you mean 'llama_3_1_8b'?"),
         ("gpus = 2", 'gpus = 2\nengine = "vlm"', "did you mean 'vllm'?"),
         ("llama_3_1_8b", "llama_3_1_405b", "does not fit on any group"),
-        ("osl = 20\n", "", "osl: missing; expected them, or a trace"),
-        ("osl = 20\n", 'osl = 20\nengine = "vllm"\n', "engine: of all models: give it above the tables"),
+        ("osl = 4\n", "", "osl: missing; expected them, or a trace"),
+        ("osl = 4\n", 'osl = 4\nengine = "vllm"\n', "engine: of all models: give it above the tables"),
         (
-            "osl = 20\n",
-            'osl = 20\nphase = "decode"\n',
+            "osl = 4\n",
+            'osl = 4\nphase = "decode"\n',
             "phase: nothing to place models by: models that are placed serve",
         ),
-        ("osl = 20\n", 'osl = 20\nspace = "joint"\n', "space: 'joint' is of spaces that no engine has"),
-        ("osl = 20\n", 'osl = 20\nweights = "fp9"\n', "models.0: weights: unknown format 'fp9': did you mean 'fp8'?"),
-        ("osl = 20\n", "osl = 20\nredundant_experts = 8\n", "redundant_experts: llama_3_1_8b has no experts"),
-        ("osl = 20\n", 'trace = "mine.csv"\n', "cv, isl: the trace has them"),
+        ("osl = 4\n", 'osl = 4\nspace = "joint"\n', "space: 'joint' is of spaces that no engine has"),
+        ("osl = 4\n", 'osl = 4\nweights = "fp9"\n', "models.0: weights: unknown format 'fp9': did you mean 'fp8'?"),
+        ("osl = 4\n", "osl = 4\nredundant_experts = 8\n", "redundant_experts: llama_3_1_8b has no experts"),
+        ("osl = 4\n", 'trace = "mine.csv"\n', "cv, isl: the trace has them"),
     ],
 )
 def test_mistakes_in_a_file_are_one_message(tmp_path: Path, was: str, instead: str, message: str) -> None:
@@ -257,7 +257,7 @@ def test_more_gpus_and_less_load_never_lose_requests() -> None:
 def test_models_have_a_trace_at_rates_of_their_own_from_other_places_on_in_each_run(tmp_path: Path) -> None:
     rows = [f"2026-01-01 00:00:{second:02d}.000,{1000 + second},{10 + second}" for second in range(40)]
     (tmp_path / "mine.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
-    text = SMALL.replace("cv = 4.0\nisl = 2000\nosl = 20\n", 'trace = "mine.csv"\n')
+    text = SMALL.replace("cv = 4.0\nisl = 2000\nosl = 4\n", 'trace = "mine.csv"\n')
     other = (
         '[[models]]\nmodel = "llama_3_1_8b"\nname = "other"\nrequests_per_s = 8.0\nisl = 3000\nosl = 7\nttft_ms = 300.0'
     )

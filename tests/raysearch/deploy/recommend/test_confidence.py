@@ -92,7 +92,9 @@ def test_what_is_recommended_holds_and_its_price_is_reported() -> None:
 def test_where_nothing_holds_the_answer_says_what_does_and_how_long_it_takes() -> None:
     even = best_first(a_demand(0.5), 1)[0]
     least_s = evaluate(a_demand(0.5).workload, replace(even.strategy, tp=4, batch=1)).tpot_s
-    answer: Recommendation = recommended(a_demand(0.9, tpot_ms=least_s * 1.02e3, ttft_ms=None, batches="powers_of_two"))
+    answer: Recommendation = recommended(
+        a_demand(0.9, tpot_ms=least_s * 1.02e3, ttft_ms=None, batches="powers_of_two", chunk_tokens=1000)
+    )
     assert not answer.options
     assert answer.even is not None
     assert answer.even.feasible

@@ -19,6 +19,8 @@ from raysearch.deploy.replay.replay_report import kept_limits
 
 pytestmark = pytest.mark.usefixtures("every_best_alone")
 ASKED = rs.question(model="llama_3_1_8b", isl=1000, osl=200, tpot_ms=10, ttft_ms=150, gpus=8, batches="powers_of_two")
+WHOLE = replace(ASKED, chunk_tokens=1024)
+"""Prompts in one piece: no other chunks are replayed."""
 LOAD = 30.0
 FEW = 100
 """Requests of a replay: enough for a queue to build up, and a tenth of the time."""
@@ -73,13 +75,13 @@ def test_it_is_what_replay_says_of_the_same_deployment(found: RecommendationResu
 @pytest.mark.usefixtures("breaking_load_unsought")
 def test_even_odds_and_smoother_arrivals_take_no_more_gpus(found: RecommendationResult) -> None:
     gpus = found.answer.options[0].fleet.gpus
-    calmer = rs.recommend(replace(ASKED, confidence=0.5), requests_per_s=LOAD, cv=0.1, **ONE_KIND)
+    calmer = rs.recommend(replace(WHOLE, confidence=0.5), requests_per_s=LOAD, cv=0.1, **ONE_KIND)
     assert calmer.answer.options[0].fleet.gpus <= gpus
 
 
 @pytest.mark.usefixtures("breaking_load_unsought")
 def test_too_few_gpus_for_the_load_are_not_feasible() -> None:
-    one = replace(ASKED, gpus=1, tpot_ms=15, chunk_tokens=1000)
+    one = replace(WHOLE, gpus=1, tpot_ms=15)
     steady = rs.recommend(one, requests_per_s=1.0, **ONE_KIND)
     assert steady.feasible
     most = steady.answer.options[0].load
@@ -93,12 +95,12 @@ def test_too_few_gpus_for_the_load_are_not_feasible() -> None:
 @pytest.mark.usefixtures("breaking_load_unsought")
 def test_a_billion_gpus_are_not_replayed_one_by_one() -> None:
     fifty = ONE_KIND | {"requests": 50}
-    few = rs.recommend(replace(ASKED, gpus=10**9), requests_per_s=LOAD, **fifty)
+    few = rs.recommend(replace(WHOLE, gpus=10**9), requests_per_s=LOAD, **fifty)
     load = few.answer.options[0].load
     assert load is not None
     assert load.replicas <= 100
     with pytest.raises(InputError, match=r"takes .* replicas or more, and a replay of 50 requests is of at most 100"):
-        rs.recommend(replace(ASKED, gpus=10**9), requests_per_s=1e6, **fifty)
+        rs.recommend(replace(WHOLE, gpus=10**9), requests_per_s=1e6, **fifty)
     with pytest.raises(InputError, match="cannot be replayed: needs 999999 GPUs, the budget is 8"):
         rs.replay(ASKED, tp=1, batch=8, dp=999_999, requests_per_s=1.0)
 
@@ -120,7 +122,7 @@ def test_no_strategy_of_any_degrees_holds_on_fewer_gpus(found: RecommendationRes
 
 @pytest.mark.usefixtures("breaking_load_unsought")
 def test_where_replays_end_first_the_answer_says_what_they_leave_open() -> None:
-    cut = rs.recommend(ASKED, requests_per_s=LOAD, replays=0, **ONE_KIND).answer
+    cut = rs.recommend(WHOLE, requests_per_s=LOAD, replays=0, **ONE_KIND).answer
     assert cut.proof is not None
     assert cut.proof.replayed == 0
     assert cut.proof.least_gpus <= cut.options[0].fleet.gpus
@@ -144,7 +146,7 @@ def _recorded(path: Path, shared_blocks: int) -> Path:
 
 
 def test_a_trace_is_the_load_and_what_its_prompts_share_spares_gpus(tmp_path: Path) -> None:
-    asked = replace(ASKED, isl=None, osl=None, gpus=2)
+    asked = replace(WHOLE, isl=None, osl=None, gpus=2)
     alike, unlike = (_recorded(tmp_path / f"{shared}.jsonl", shared) for shared in (1, 0))
     found = rs.recommend(asked, trace=alike, **ONE_KIND)
     best, demand = found.answer.options[0], found.answer.demand

@@ -493,6 +493,7 @@ def test_the_answer_stands_in_the_terminal() -> None:
 @pytest.mark.usefixtures("best_alone")
 def test_both_forms_of_deployment_are_what_pools_says_and_the_better_one_leads(tmp_path: Path) -> None:
     asked = ("--model", "llama_3_1_70b", "--gpus", "8", "--isl", "8000", "--osl", "500", "--tpot-ms", "30", *COARSE)
+    asked = (*asked, "--chunk-tokens", "8192")
     shown = RUNNER.invoke(app, ["recommend", *asked, "--out", str(tmp_path), "--json", "--set", "top=1"])
     answer = json.loads(shown.stdout)
     ways = json.loads(RUNNER.invoke(app, ["pools", *asked, "--json"]).stdout)["points"][0]["ways"]
@@ -555,8 +556,10 @@ def test_a_second_answer_removes_the_first_one_s_commands_and_nothing_else(tmp_p
 
 @pytest.mark.usefixtures("best_alone", "breaking_load_unsought")
 def test_pools_under_a_load_show_what_they_could_make_as_replicas_of_one_kind_do() -> None:
-    stated = {"model": "llama_3_1_8b", "gpus": 2, "isl": 1000, "osl": 200, "tpot_ms": 12, "batches": "powers_of_two"}
-    found = rs.recommend(rs.question(**stated), requests_per_s=2, requests=60, top=1, only="disaggregated")
+    stated = {"model": "llama_3_1_8b", "gpus": 2, "isl": 1000, "osl": 200, "tpot_ms": 12, "chunk_tokens": 1000}
+    found = rs.recommend(
+        rs.question(**stated, batches="powers_of_two"), requests_per_s=2, requests=60, top=1, only="disaggregated"
+    )
     pair = found.answer.pair
     assert pair is not None
     assert pair.load is not None

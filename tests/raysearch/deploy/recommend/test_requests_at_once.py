@@ -41,7 +41,6 @@ def every(demand: Demand) -> list[tuple[int, Evaluation]]:
         ("llama_3_1_70b", 8, 70, 0.5),
         ("gpt_oss_120b", 6, 150, 0.9),
         ("gpt_oss_120b", 4, 900, 0.5),
-        ("mixtral_8x7b", 8, 100, 0.5),
         ("mixtral_8x7b", 4, 100, 0.9),
     ],
 )
