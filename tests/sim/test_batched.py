@@ -62,7 +62,7 @@ def test_it_gives_the_figures_of_one_by_one_to_the_last_bit(workload, space):
     known = workload.load() if isinstance(workload, Question) else load_workload(workload)
     known = in_space(known, space)
     rng = np.random.default_rng(0)
-    each = agree(known, [space_of(known).sample(rng) for _ in range(8)])
+    each = agree(known, [space_of(known).sample(rng) for _ in range(4)])
     assert not all(one.feasible for one in each)
 
 
@@ -116,8 +116,8 @@ def test_so_it_is_of_limits_that_are_kept_with_a_confidence(hardware):
         Strategy(tp, ep, 1, int(rng.integers(1, 60)), dims, cp, None if (cp, dp) == (1, ep) else dp)
         for dims, (tp, cp, dp, ep) in drawn
     ]
-    kept = list(itertools.compress(several, evaluate_many(even, several).feasible))[:20]
-    each = agree(replace(even, confidence=0.9), kept + several[::6])
+    kept = list(itertools.compress(several, evaluate_many(even, several).feasible))[:8]
+    each = agree(replace(even, confidence=0.9), kept + several[::12])
     assert 0 < sum(one.feasible for one in each[: len(kept)]) < len(kept)
 
 
@@ -163,7 +163,7 @@ WINDOWS = question_about("gpt_oss_120b", isl=4096, osl=512)
 def test_so_it_is_of_layers_that_differ(workload, groups):
     known = replace(in_space(workload.load(), "extended"), groups=groups)
     rng = np.random.default_rng(2)
-    agree(known, [space_of(known).sample(rng) for _ in range(6)])
+    agree(known, [space_of(known).sample(rng) for _ in range(4)])
 
 
 @pytest.mark.parametrize("groups", ["shared", "own"])

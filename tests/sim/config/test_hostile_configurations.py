@@ -202,7 +202,7 @@ def test_a_wrong_value_is_one_line_or_another_model(content: Config, tmp_path: P
     path = _saved(content, tmp_path / "config.json")
     assert load_model(path).layers == 4
     rng = random.Random(_name(content))
-    for _ in range(LONG // len(CONFIGURATIONS) or 12):
+    for _ in range(LONG // len(CONFIGURATIONS) or 8):
         broken = copy.deepcopy(content)
         table, key = rng.choice(list(_places(broken)))
         table[key] = rng.choice(WRONG)

@@ -246,7 +246,7 @@ def test_the_best_is_that_of_brute_force(small: Workload, engine: str) -> None:
     every = evaluate_many(workload, strategies)
     runs = every.feasible
     assert 0 < runs.sum() <= sum(not space.outside(each) for each in strategies) < len(strategies)
-    for share in (1.0, 0.5, 0.1):
+    for share in (1.0, 0.3):
         slo_s = float(np.quantile(every.tpot_s[runs], share, method="inverted_cdf")) * (1 + 1e-9)
         best = every.tokens_per_s_per_gpu[runs & (every.tpot_s <= slo_s)].max()
         found = find_best(dataclasses.replace(space, workload=dataclasses.replace(workload, tpot_slo_s=slo_s)))

@@ -37,7 +37,7 @@ from sim.strategy import Strategy
 from sim.workload import OWN_SPACES, TWO_DIMENSIONAL, Workload
 from tests.questions import question_about
 
-CASES, FIRST = int(os.environ.get("RAYSEARCH_FUZZ", "6")), int(os.environ.get("RAYSEARCH_FUZZ_FROM", "0"))
+CASES, FIRST = int(os.environ.get("RAYSEARCH_FUZZ", "4")), int(os.environ.get("RAYSEARCH_FUZZ_FROM", "0"))
 MODELS = (
     "mixtral_8x7b",
     "deepseek_v3",

@@ -75,8 +75,15 @@ def test_a_named_space_is_what_its_tables_leave_of_the_generated_one_to_the_bit(
     assert same.evaluation == best.evaluation
 
 
-@pytest.mark.parametrize("tight", [False, True, "with a draft model"])
-@pytest.mark.parametrize("which", ["toy_dense", pytest.param("toy_moe", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("which", "tight"),
+    [
+        ("toy_dense", True),
+        ("toy_dense", "with a draft model"),
+        pytest.param("toy_moe", False, marks=pytest.mark.slow),
+        pytest.param("toy_moe", "with a draft model", marks=pytest.mark.slow),
+    ],
+)
 def test_the_optimum_with_choices_at_both_ends_is_that_of_brute_force(
     which: str, tight: bool | str, request: pytest.FixtureRequest
 ) -> None:

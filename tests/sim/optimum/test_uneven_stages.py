@@ -58,7 +58,7 @@ FREE = ("qkv_proj", "o_proj", "ffn2", "dense.o_proj", "experts.qkv_proj", "exper
 def small(workload: Workload) -> Space:
     whole = joint_space(workload)
     choices = {name: table if name in FREE else table[1:2] for name, table in whole.choices.items()}
-    return dataclasses.replace(whole, tp=(2, 4), ep=(1, 2), pp=(1, 3), batch=(8, 48, 160), choices=choices)
+    return dataclasses.replace(whole, tp=(2, 4), ep=(1, 2), pp=(1, 3), batch=(8, 160), choices=choices)
 
 
 @pytest.fixture(scope="module", params=["shared", "own"])

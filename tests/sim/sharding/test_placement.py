@@ -91,6 +91,7 @@ def test_a_text_that_is_no_placement_is_refused_with_what_was_expected(text: str
         parse_placement(text)
 
 
+@pytest.mark.slow  # imports PyTorch
 @pytest.mark.parametrize(("size", "degree"), [(0, 3), (1, 3), (4, 3), (7, 3), (9, 4), (12, 4), (3, 8)])
 def test_chunks_are_those_of_torch(size: int, degree: int) -> None:
     torch = pytest.importorskip("torch")
@@ -99,6 +100,7 @@ def test_chunks_are_those_of_torch(size: int, degree: int) -> None:
     assert ours == theirs + [0] * (degree - len(theirs))
 
 
+@pytest.mark.slow  # imports PyTorch
 @pytest.mark.parametrize(("size", "stripes", "degree"), [(12, 2, 3), (14, 2, 3), (7, 3, 2), (5, 2, 4)])
 def test_stripes_are_those_of_dtensor(size: int, stripes: int, degree: int) -> None:
     torch = pytest.importorskip("torch")

@@ -23,7 +23,7 @@ WINDOWS = question_about("gpt_oss_120b", isl=4096, osl=512)
 def drawn_meshes(rng, *, two):
     """Meshes `(tp, cp, dp, ep, batch)` that go together, of one mesh of GPUs or of two."""
     found = []
-    for _ in range(10):
+    for _ in range(6):
         tp, dp, ep, batch = (int(rng.integers(1, most)) for most in (10, 9, 9, 3000))
         found.append((tp + 1, 1, dp, 3 * dp, batch) if two else (tp, 1, ep, ep, batch))
     return found
