@@ -126,7 +126,7 @@ def cluster(let_pass: Callable[[int], None]) -> Iterator[Cluster]:  # whose envi
     """A head without CPUs: whatever runs is on the hosts that are added."""
     from ray.cluster_utils import Cluster
 
-    head = {**HOST, "num_cpus": 0, "include_dashboard": False}
+    head = {**HOST, "num_cpus": 0, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster
     cluster.shutdown()

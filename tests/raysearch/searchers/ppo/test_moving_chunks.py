@@ -24,7 +24,8 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # where RLlib would keep results
     # A dead host refuses connections at once; one that is only busy has as long as ever to answer.
     watch = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
-    head = {**HOST, "num_cpus": 0, "include_dashboard": False, "_system_config": watch}
+    needless = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+    head = {**HOST, "num_cpus": 0, **needless, "_system_config": watch}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     yield cluster
