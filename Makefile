@@ -59,7 +59,7 @@ types:
 QUICK := $(LAST) $(BIN)/pytest -m 'not slow and not cluster'
 QUICK_SIM := tests/sim tests/envs
 ANSWERS := tests/raysearch/cli tests/raysearch/deploy
-LEARNING := tests/raysearch/searchers tests/raysearch/pretraining tests/test_rllib_page.py
+LEARNING := tests/raysearch/searchers tests/raysearch/pretraining tests/raysearch/runs tests/test_rllib_page.py
 # Modules with examples: the others need no import for these.
 examples = $(shell grep -rl --include=*.py '^ *>>> ' $(subst tests/raysearch,raysearch,$(filter tests/raysearch%,$(1))))
 quick-tests: quick-sim quick-answers quick-learning quick-others

@@ -296,16 +296,14 @@ def test_an_evaluation_is_the_command_s() -> None:
     assert found.figure().axes[0].get_xlabel() == "us of one layer"
 
 
-def test_a_recommendation_is_the_command_s(recommended: RecommendationResult) -> None:
-    assert plain(recommended) == answer_of("recommend", *WORDS, "--set", "top=2")
+def test_a_recommendation_has_a_strategy_a_table_and_a_picture(recommended: RecommendationResult) -> None:
     assert recommended.strategy is not None
     assert list(recommended.to_frame()["layout"]) == [row["layout"] for row in recommended.to_rows()]
     assert len(recommended.figure().axes[0].lines) > 0
 
 
-def test_an_optimum_is_the_command_s(tmp_path: Path) -> None:
+def test_an_optimum_has_a_text_a_picture_and_a_certificate(tmp_path: Path) -> None:
     found = rs.optimum(QUESTION)
-    assert plain(found) == answer_of("optimum", *WORDS)
     assert found.best is not None
     assert found.tokens_per_s_per_gpu == found.best.tokens_per_s_per_gpu
     assert "strategies of the space 'vllm'" in str(found)

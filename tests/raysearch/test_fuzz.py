@@ -103,7 +103,10 @@ def test_a_broken_configuration_is_refused_or_understood(tmp_path: Path, kind: s
             assert "\n" not in str(refusal)  # noqa: PT017
 
 
-@pytest.mark.parametrize("searcher", ["annealing", "mcmc", "genetic", "ant_colony", "ppo", "ppo_paper", "nevergrad"])
+LEARNING = [pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "ppo_paper", "nevergrad")]  # to import
+
+
+@pytest.mark.parametrize("searcher", ["annealing", "mcmc", "genetic", "ant_colony", *LEARNING])
 def test_broken_options_are_refused_or_understood(searcher: str) -> None:
     values = [None, -1, 0, 0.5, 10**400, float("inf"), float("nan"), "x", [], {}, True]
     preset = check_options(searcher, {}).model_dump()

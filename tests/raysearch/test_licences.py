@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -33,7 +34,8 @@ BY_FILE = {"certifi", "tqdm"}
 """Under the Mozilla Public License, which asks for changes of its own files alone; Ray and Optuna need them."""
 
 
-def needed(requirements: Iterable[str]) -> set[str]:
+@cache
+def needed(requirements: tuple[str, ...]) -> set[str]:
     """Names of packages and of all that they need."""
     found: dict[str, frozenset[str]] = {}
     below = [Requirement(text) for text in requirements]
@@ -50,6 +52,7 @@ def needed(requirements: Iterable[str]) -> set[str]:
     return {*found}
 
 
+@cache
 def licence(name: str) -> str:
     """As the package's metadata says it; "" where they do not."""
     metadata = distribution(name).metadata.json
@@ -90,7 +93,7 @@ def test_the_page_names_the_libraries_under_copyleft_that_wheels_hold() -> None:
 def test_the_page_names_what_extras_bring_under_copyleft() -> None:
     page, default = PAGE.read_text(encoding="utf-8"), needed(DEFAULT)
     for extra in ("nevergrad", "pymoo", "sb3", "jax"):
-        brought = copyleft(needed(EXTRAS[extra]) - default)
+        brought = copyleft(needed(tuple(EXTRAS[extra])) - default)
         assert brought == {"nevergrad": {"directsearch"}, "pymoo": {"moocore"}}.get(extra, set())
         assert all(f"`{name}` ({licence(name)})" in page for name in brought)
 

@@ -155,7 +155,7 @@ def test_every_setting_has_bounds_a_default_and_a_meaning_and_is_listed() -> Non
 
 ASKED_EVERYWHERE = {
     "usual": Question(model="llama_3_1_8b", isl=1000, osl=100, gpus=1, tpot_ms=20),
-    "no limits": Question(model="qwen3_32b", isl=1000, osl=100, gpus=2, chunk_tokens=0),
+    "no limits": Question(model="qwen3_32b", isl=1000, osl=100, gpus=1, chunk_tokens=0),
     "every option": Question(
         model="mixtral_8x7b",
         isl=1000,
@@ -208,9 +208,10 @@ def text_of(words: list[str], *, err: bool = False) -> str:
 
 
 @pytest.mark.usefixtures("best_alone")
-@pytest.mark.parametrize("asked", ASKED_EVERYWHERE.values(), ids=list(ASKED_EVERYWHERE))
-def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(asked: Question, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["no limits", "every option"])
+def test_the_same_question_has_the_same_figure_in_every_command_and_in_python(name: str, tmp_path: Path) -> None:
     """Whatever a command says of a strategy is what `evaluate` says of it, and its first line says of what it is."""
+    asked = ASKED_EVERYWHERE[name]
     workload, words = asked.load(), words_of(asked)
     best = rs.optimum(asked)
     assert best.strategy is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import subprocess
 import sys
@@ -58,7 +57,7 @@ def inputs_of(kind: str, degree: int, sent: int) -> tuple[str, int]:
 
 
 def some_choices() -> list[Choices]:
-    """Known strategies, each of a few ops alone, and nine random ones."""
+    """Known strategies, each of a few ops alone, and random ones."""
     known = [(model, choose(model), degrees) for model, degrees in MESHES for choose in KNOWN.values()]
     some = [["qkv_proj", "attention", "o_proj"], ["ffn1"], ["router", "dispatch"], ["ffn2", "combine"]]
     whole = deployment(MOE, KNOWN["megatron_sp"](MOE), Degrees(2, 2))
@@ -72,7 +71,7 @@ def some_choices() -> list[Choices]:
     for seed in range(9):
         model, degrees = MESHES[seed % len(MESHES)]
         drawn.append((model, random_dims(model, seed), degrees))
-    for (seed, degrees), exchange in itertools.product(zip((0, 4, 2, 3), OWN_MESHES, strict=True), EXCHANGES):
+    for seed, degrees, exchange in zip((0, 4, 2, 3), OWN_MESHES, 2 * EXCHANGES, strict=True):
         degrees = degrees._replace(exchange=exchange)
         drawn.append((MOE, random_dims(MOE, seed, degrees), degrees))
     latent = [(LATENT, choose(LATENT), degrees) for choose, degrees in latents()]
@@ -83,7 +82,7 @@ def latents() -> list[tuple[Callable[[Model], tuple[int, ...]], Degrees]]:
     """TP4, TP2 in each of two groups, DEP4, TEP4, and tokens sharded over tp."""
     megatron, by_tokens = KNOWN["megatron"], KNOWN["megatron_sp"]
     whole = [(megatron, each) for each in (Degrees(4, 1), Degrees(2, 2), Degrees(1, 4), Degrees(4, 4, 1))]
-    gathered = [(choose, degrees._replace(exchange="all_gather")) for choose, degrees in whole]
+    gathered = [(choose, degrees._replace(exchange="all_gather")) for choose, degrees in whole[1:]]
     return whole + gathered + [(by_tokens, Degrees(2, 2))]
 
 
@@ -91,7 +90,7 @@ def test_exported_plans_compute_the_layer_and_send_what_the_simulator_charges(tm
     choices = some_choices()
     exports = [export(deployment(*each)) for each in choices]
     cases = [Case(each[0], made.files["sharding.py"]) for each, made in zip(choices, exports, strict=True)]
-    cases += [case._replace(dtype="float32") for case in cases[: 2 * len(KNOWN)]]  # one model of each kind
+    cases += [case._replace(dtype="float32") for case in cases[: len(KNOWN) + 1]]  # one model of each kind
     (tmp_path / "cases").write_bytes(pickle.dumps(cases))
     (tmp_path / "styles.py").write_text(exports[0].files["styles.py"])
     command = [sys.executable, "-m", "tests.examples.layers.torch_worker", str(tmp_path)]

@@ -134,6 +134,7 @@ def test_a_fast_run_saves_itself_once_in_a_while_and_a_slow_one_at_every_report(
     assert checkpoint.exists()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_elsewhere_from_the_end_of_a_chunk(
     tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,9 +20,8 @@ def made(seed: int, *, offset: float = 0.0, experts: float = 0.0) -> Residuals:
     return Residuals(log, share, moe, np.ones((ROWS, 2)), rng.integers(0, 5, ROWS).tolist(), few=False)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_nine_of_ten_runs_of_groups_held_out_lie_inside(seed: int) -> None:
-    kept = held_out_coverage(made(seed, experts=0.05))
+def test_nine_of_ten_runs_of_groups_held_out_lie_inside() -> None:
+    kept = held_out_coverage(made(0, experts=0.05))
     assert 0.87 <= kept["all"] <= 0.95
     for share in (kept["dense"], kept["moe"], *kept["by_share_of_prompts"].values()):
         assert 0.8 <= share <= 0.99
