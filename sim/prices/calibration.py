@@ -272,20 +272,23 @@ class Calibration:
         *,
         skewed: bool,
         exponent: float = EXPONENT,
+        all_choices: bool = False,
         dtype: str | None = None,
     ) -> float:
         """A whole layer on one rank as it was measured: tokens of the whole ep group, `width` after sharding.
 
-        See `sim.prices.routing.drawn_experts` for skewed routing.
+        See `sim.prices.routing.drawn_experts` for skewed routing and ranks that multiply all choices.
         Another `dtype` than the series was measured in moves its bytes and FLOPs at the same efficiency.
         """
         dtype = dtype or series.rpartition("/")[2]
-        active, rows, local = drawn_experts(tokens, topk, experts, ep, skewed=skewed, exponent=exponent)
+        active, rows, local = drawn_experts(
+            tokens, topk, experts, ep, skewed=skewed, exponent=exponent, all_choices=all_choices
+        )
         gate = 1 if is_plain(series) else 2
         light_us = self._grouped_light_us(rows, smaller(active, local), (gate + 1) * hidden * width, dtype)
         priced = f"{series.rpartition('/')[0]}/{dtype}"
         shape = (tokens, hidden, width, topk, experts, ep)
-        phi = moe_layer_terms(self.cached, priced, *shape, skewed=skewed, exponent=exponent)
+        phi = moe_layer_terms(self.cached, priced, *shape, skewed=skewed, exponent=exponent, all_choices=all_choices)
         return larger(self._sum(series, phi), light_us)
 
     def _grouped_light_us(self, rows: float, active: float, area: float, dtype: str) -> float:
@@ -445,10 +448,13 @@ def moe_layer_terms(
     *,
     skewed: bool,
     exponent: float = EXPONENT,
+    all_choices: bool = False,
 ) -> list[float]:
     """Terms of a measured layer: the sum over its pieces, which share their coefficients."""
     *_, dtype = series.split("/")
-    active, rows, local = drawn_experts(tokens, topk, experts, ep, skewed=skewed, exponent=exponent)
+    active, rows, local = drawn_experts(
+        tokens, topk, experts, ep, skewed=skewed, exponent=exponent, all_choices=all_choices
+    )
     gate = 1 if is_plain(series) else 2
     first = terms.grouped_gemm(machine, rows, active, local, hidden, gate * width, dtype, skewed=skewed)
     second = terms.grouped_gemm(machine, rows, active, local, width, hidden, dtype, skewed=skewed)

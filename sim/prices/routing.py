@@ -18,9 +18,19 @@ _PER_OCTAVE = 4
 
 
 def drawn_experts(
-    tokens: float, topk: float, experts: float, ep: float, *, skewed: bool, exponent: float = EXPONENT
+    tokens: float,
+    topk: float,
+    experts: float,
+    ep: float,
+    *,
+    skewed: bool,
+    exponent: float = EXPONENT,
+    all_choices: bool = False,
 ) -> tuple[float, float, float]:
     """(active experts, rows, local experts) of one rank of `ep`.
+
+    >>> [round(drawn_experts(64, 8, 64, 16, skewed=False, all_choices=every)[1]) for every in (False, True)]
+    [32, 256]
 
     Args:
         tokens: Tokens of the whole ep group.
@@ -30,12 +40,18 @@ def drawn_experts(
         skewed: False: even routing, in which there are as many active experts as rows, up to all. True: the busiest
             rank under popularities drawn from a power law, with experts found at random.
         exponent: Of that power law.
+        all_choices: Whether the rank multiplies all choices of the tokens that visit it, as some were measured, and not
+            those of its own experts alone. Even routing deals a token's choices over as many ranks as can be.
     """
     local, rows = experts / ep, tokens * topk / ep
     if not skewed:
-        return min(local, rows), rows, local
+        return min(local, rows), min(tokens, rows) * topk if all_choices else rows, local
     rows *= busiest_load(tokens, topk, experts, ep, exponent)
-    return min(local * (1 - exp(-rows / local)), rows), rows, local
+    active = min(local * (1 - exp(-rows / local)), rows)
+    if all_choices:
+        missed = (1 - min(rows / (tokens * local), 1.0)) ** local  # share of tokens that visit none of its experts
+        rows = max(rows, topk * tokens * (1 - missed))
+    return active, rows, local
 
 
 def busiest_load(

@@ -85,6 +85,7 @@ class _MlaDecode(_Row):
 
 class _Moe(_Row):
     framework: TableText
+    framework_version: TableText | Literal[""] = ""
     kernel_source: TableText
     dtype: MathDtype
     num_tokens: TableCount

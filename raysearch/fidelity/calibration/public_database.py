@@ -244,7 +244,7 @@ def _as_measured(path: str, table: _Table, frame: pd.DataFrame, engine: str, ver
         rows = rows.assign(latency_us=rows["latency"].astype(float) * 1e3)
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # a column that is missing, or of another type
         raise InputError(f"{path} cannot be read as {table.file}: {failure_text(error)}") from error
-    rows = rows.assign(framework=engine)
+    rows = rows.assign(framework=engine, framework_version=version)
     if "launched" in rows:
         rows = rows.assign(source=[f"{engine}_{how}_{version}".replace("__", "_") for how in rows["launched"]])
     for name, values in _known_values(family.schema):

@@ -49,6 +49,9 @@ def test_more_tokens_never_give_a_rank_fewer_rows(
     assert more[1] >= few[1] * (1 - 1e-12)
     assert even[1] * (1 - 1e-12) <= few[1] <= tokens * few[2] * (1 + 1e-12)  # an expert never gets a token twice
     assert 0 < few[0] <= few[2]
+    whole = drawn_experts(tokens, topk, experts, ep, skewed=True, all_choices=True)  # of the tokens that visit it
+    assert few[1] <= whole[1] <= tokens * topk * (1 + 1e-12)
+    assert whole == few if ep == 1 else whole[0] == few[0]
 
 
 def test_a_rank_that_holds_all_experts_gets_all_rows_whatever_the_routing() -> None:

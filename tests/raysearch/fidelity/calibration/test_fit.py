@@ -17,7 +17,7 @@ from raysearch.fidelity.calibration.fit import (
     interval_groups,
 )
 from raysearch.fidelity.calibration.lattice import Lattice, LatticePart, fit_terms
-from raysearch.fidelity.calibration.predict import bare_roofline, predict, series_of
+from raysearch.fidelity.calibration.predict import bare_roofline, moe_routing, predict, series_of
 from sim.prices.tables import made_monotone
 
 
@@ -117,6 +117,14 @@ def test_an_interval_knows_nothing_of_the_fold_that_it_judges() -> None:
     inside = inside_interval("gemm", rows, np.full(100, 10.0))
     assert not inside[fold == 0].any()
     assert inside[fold != 0].all()
+
+
+def test_ranks_of_one_release_multiplied_every_choice_of_the_tokens_that_visit_them() -> None:
+    layer = {"framework": ["sglang", "sglang", "vllm"], "distribution": "balanced"}
+    rows = pd.DataFrame(layer | {"framework_version": ["0.5.10", "0.5.14", "0.5.10"]})
+    assert [moe_routing(row)["all_choices"] for row in rows.itertuples()] == [True, False, False]
+    unstated = rows[list(layer)].itertuples()
+    assert not any(moe_routing(row)["all_choices"] for row in unstated)
 
 
 def test_experts_that_a_gpu_has_almost_to_itself_have_an_interval_of_their_own() -> None:

@@ -159,6 +159,7 @@ def test_every_kind_of_table_is_read_as_its_family_and_a_newer_version_replaces_
     assert (module["op"], module["variant"]) == ("dsa_generation", "dsa_generation_module_skip_indexer")
     assert frames["state"].to_dict("records")[0]["model"] == "nvidia/Nemotron-H"
     experts = frames["moe"]
+    assert set(experts["framework_version"]) == {"1.3.0", "1.4.0"}, "which may say how a row is read"
     assert sorted(zip(experts.kernel_source, experts.dtype, experts.latency_us, strict=True)) == [
         ("cutlass", "nvfp4", 200.0),
         ("min_latency", "nvfp4", 300.0),
