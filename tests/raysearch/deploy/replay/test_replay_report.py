@@ -54,7 +54,7 @@ def test_little_load_holds_and_too_much_does_not(light: ReplayResult) -> None:
     assert not heavy.feasible
     assert heavy.probability == 0
     assert light.report.breaks_at_per_s is not None
-    assert light.report.breaks_at_per_s == pytest.approx(heavy.report.breaks_at_per_s, rel=0.3)
+    assert light.report.breaks_at_per_s == heavy.report.breaks_at_per_s  # whichever is known already
     assert light.report.breaks_at_per_s < light.report.bound_per_s
 
 
@@ -75,7 +75,6 @@ def test_the_limits_hold_below_the_load_at_which_they_break_and_not_above(light:
     assert breaks_at is not None
     below, above = (_found(requests_per_s=share * breaks_at) for share in (0.98, 1.06))
     assert (above.probability or 0) < light.report.setup.confidence <= (below.probability or 0)
-    assert (below.report.breaks_at_per_s, above.report.breaks_at_per_s) == (breaks_at, breaks_at)
 
 
 def test_cached_prompts_carry_more_than_the_steady_state_that_computes_them_all() -> None:
