@@ -196,7 +196,9 @@ def ask(*words: str, code: int = 0) -> Any:
     return shown
 
 
-def test_the_command_tells_places_and_writes(tmp_path: Path) -> None:
+def test_the_command_tells_places_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, two in (("RATES", (1.0, 2.0)), ("CVS", (1.0, 4.0))):
+        monkeypatch.setattr(f"raysearch.deploy.place.fleet_plan.{name}", two)
     path, out = written(tmp_path), tmp_path / "out"
     few = ("--set", "requests=100", "--set", "seeds=2")
     shown = ask(path, *few, "--out", str(out)).stdout
@@ -212,7 +214,7 @@ def test_the_command_tells_places_and_writes(tmp_path: Path) -> None:
     assert sum(group["gpus"] for group in best["groups"]) == 2
     assert {model["name"] for model in best["models"]} == {"chat_1", "chat_2"}
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert len((out / "curves.csv").read_text().splitlines()) == 1 + 3 * 12
+    assert len((out / "curves.csv").read_text().splitlines()) == 1 + 3 * 4
 
 
 def test_nothing_in_time_is_shown_by_the_exit_code(tmp_path: Path) -> None:
