@@ -69,7 +69,6 @@ def test_the_search_for_the_breaking_load_ends_at_a_bound_that_attention_groups_
     assert groups.most_per_s(4000, 200) > 1.2 * groups.bound_per_s(4000, 200)
 
 
-@pytest.mark.usefixtures("breaking_load_unsought")
 def test_the_limits_hold_below_the_load_at_which_they_break_and_not_above(light: ReplayResult) -> None:
     breaks_at = light.report.breaks_at_per_s
     assert breaks_at is not None
