@@ -23,7 +23,7 @@ from raysearch.studies.study_file import RUNS_FOLDER, run_dir
 from sim.canonical import canonical
 from sim.config.reading import Unreadable
 from sim.json_object import JsonFields, JsonObject
-from sim.strategy import FIRST_DECLARED
+from sim.strategy import FIRST_DECLARED, Strategy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +124,8 @@ def check_run(folder: Path, run_id: str) -> None:
 def verify(directory: Path) -> Survey:
     """As `survey`, and works every run out again from its rows: of a finished one the digest, counts and best.
 
-    Of one under way its checkpoint is looked at too.
+    Where answers are noisy the best is what the simulator and all answers tell: of that, whether it was called and kept
+    all limits. Of a run under way its checkpoint is looked at too.
 
     Raises:
         InputError: See `survey`.
@@ -158,11 +159,21 @@ def _verify_run(run: RunRow, folder: Path) -> None:
     }
     if run.get("noise"):  # then they are of what is believed, see `RunSummary`, which says more than the rows
         del recorded["best"], recorded["strategy"]
+        if run["strategy"] and as_strategy(run["strategy"]) not in _kept_limits(rows):
+            raise Damaged(f"{folder} is damaged: none of its rows within all limits is the best of its summary")
     for name, value in recorded.items():
         if run[name] != value:
             raise Damaged(f"{folder} is damaged: its rows say {name} {value}, its summary {run[name]}")
     if [call for call, _ in run["improvements"] or []] != improved:
         raise Damaged(f"{folder} is damaged: its rows improve at other calls than its summary")
+
+
+def _kept_limits(rows: pd.DataFrame) -> set[Strategy]:
+    """Strategies that were called and kept all limits."""
+    called = rows.loc[rows["feasible"], [*_DEGREES, "dims"]].drop_duplicates().to_dict("records")
+    return {
+        as_strategy({**{name: int(row[name]) for name in _DEGREES}, **parse_dims_text(row["dims"])}) for row in called
+    }
 
 
 def run_folder(directory: Path, run_id: str) -> Path:

@@ -26,6 +26,7 @@ def verify_results(
 ) -> None:
     """Verify a study, a search, a tuning or an answer: every digest, every row, and each summary against its rows.
 
+    Where answers are noisy, the best is a belief: that its strategy was called and kept all limits is checked.
     The certificate of an optimum is checked without a search, a forecast against its seal. Exits with 1 if anything
     cannot be trusted. No record runs code: name the workload of a certificate whose file declares choices of ops.
 
@@ -75,8 +76,13 @@ def _folder(folder: Path) -> _Checked:
         return _Checked(f"Unchanged: {', '.join(answers)}", fields)
     found = verify(folder)
     calls = sum(run["calls"] for run in found.runs)
-    fields = {"folder": str(folder), "runs": len(found.runs), "calls": calls, "damaged": found.damaged}
-    return _Checked(f"{counted(len(found.runs), 'run')} with {counted(calls, 'call')} verified: unchanged", fields)
+    noisy = sum(bool(run.get("noise")) for run in found.runs)
+    fields = {"folder": str(folder), "runs": len(found.runs), "calls": calls, "noisy": noisy, "damaged": found.damaged}
+    text = f"{counted(len(found.runs), 'run')} with {counted(calls, 'call')} verified: unchanged"
+    if noisy:
+        text += f"; answers of {noisy} are noisy: their best was called and kept all limits, what is believed of it"
+        text += " is not worked out again"
+    return _Checked(text, fields)
 
 
 def _file(path: Path, workload: str | None) -> _Checked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -17,9 +18,9 @@ from envs.rows import read_rows
 from envs.space import StrategySpace
 from envs.strategy_env import SimulatorFailure, StrategyEnv
 from raysearch.base.errors import InputError
-from raysearch.base.file_io import as_strategy
+from raysearch.base.file_io import SEAL, as_strategy, write_record
 from raysearch.runs.in_flight import recorded_order
-from raysearch.runs.records import RunSpec
+from raysearch.runs.records import SUMMARY_FILE, RunSpec
 from raysearch.runs.run import SearchRun
 from raysearch.simulators import choice
 from raysearch.simulators.choice import choose_workers
@@ -249,6 +250,12 @@ def test_of_answers_that_are_declared_noisy_the_luckiest_is_not_taken_for_the_be
     assert "answers_differ" not in found  # they are meant to
     (verified,) = verify(run.out_dir).runs
     assert verified.get("noise") == found["noise"] == 0.1
+    path = run.out_dir / SUMMARY_FILE
+    summary = json.loads(path.read_text())
+    del summary[SEAL]
+    write_record(path, {**summary, "strategy": {**summary["strategy"], "batch": 7}})
+    (damaged,) = verify(run.out_dir).damaged.values()
+    assert "none of its rows within all limits is the best" in damaged
 
 
 def test_what_a_black_box_says_is_one_line_that_can_be_read() -> None:
