@@ -219,6 +219,11 @@ class BlackBoxBelief:
         )
 
     @property
+    def all_missed(self) -> bool:
+        """Whether answers were timed, and none of them kept all limits."""
+        return len(self._time.values) > 0 and not any(answer.raw > 0 for answer in self.answers)
+
+    @property
     def best(self) -> float:
         """Tokens/s/GPU of the best so far; where answers are noisy, of what they are about."""
         if self._adapt and self._time.scales.noise >= _NOISY and (found := self.believed_best()):

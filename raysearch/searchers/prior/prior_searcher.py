@@ -33,6 +33,8 @@ _TRUSTED = 0.05
 """[assumed] The same before the first answer, which so is of what the simulator expects to be best. On 63 black boxes
 kept from training f/f* differs by -0.006 (95 % interval -0.066 to +0.046) after one call, and by nothing after two. A
 network is surest of what it overrates."""
+_LIKELY = 0.5
+"""[assumed] Probability of keeping the limits from which on a strategy's tokens decide while no call has kept them."""
 NO_POLICY = "none"
 _POLICY_CALLS = 5
 """Calls that a policy decides, then expected improvement does. [fitted] by the network's terms, on 50 black boxes kept
@@ -66,8 +68,9 @@ class PriorSearcher(Searcher):
     choice breaks a limit. What it misses on this black box is learned as two Gaussian processes: one of the time, one
     of the memory. Candidates are drawn over all degrees with choices that were good elsewhere, and mutated from the
     best. The first call is of what is expected to be best, the next ones of those with the largest expected improvement
-    that keeps every limit; where the network expects, the first five are those that a trained policy prefers, which
-    attends to all of them.
+    that keeps every limit. While no call has kept them, it is the best that keeps them more likely than not, or the
+    likeliest: expected improvement would bet on what is in time only if everything is faster than it was so far. Where
+    the network expects, the first five are those that a trained policy prefers, which attends to all of them.
 
     Source: expected improvement: Jones, Schonlau and Welch, "Efficient Global Optimization", 1998; constraints: Gardner
     et al., "Bayesian Optimization with Inequality Constraints", 2014; the policy: `raysearch.searchers.prior.policy`.
@@ -115,7 +118,11 @@ class PriorSearcher(Searcher):
     def _chosen(self, pool: CandidatePool) -> Action:
         decides = self._policy is not None and len(self.belief.answers) < _POLICY_CALLS
         posterior = pool.posterior(1.0 if decides else self._doubt())
-        kept = np.argsort(-posterior.improvement, kind="stable")[:_KEPT]
+        merit = posterior.improvement
+        if self.belief.all_missed and not decides:
+            able = posterior.in_time * posterior.kept
+            merit = np.where(able >= _LIKELY, 1 + np.exp(posterior.log_tokens), able)
+        kept = np.lexsort((-posterior.improvement, -merit))[:_KEPT]
         self._pool, posterior = pool.at(kept), posterior.at(kept)
         rows = self._preferred(posterior) if decides else range(len(kept))
         for row in rows:
