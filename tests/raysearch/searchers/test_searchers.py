@@ -251,9 +251,10 @@ def test_megatron_calls_every_combination_of_degrees_once_with_its_own_dims(
     name: str, model: str, tmp_path: Path
 ) -> None:
     workload = load_workload(model)
+    degrees = replace(workload.degrees, batch=workload.degrees.batch[:3])
+    workload = replace(workload, degrees=degrees)
     run = ConformanceRun(ConformanceSetting(name, 10**6, workload, barren), tmp_path).advance()
     run.close()
-    degrees = workload.degrees
     combinations = len(degrees.tp) * len(degrees.ep) * len(degrees.pp) * len(degrees.batch)
     assert run.searcher.sweep_calls(run.searcher.space) == combinations
     assert run.gate.calls == run.gate.unique_calls == combinations
@@ -352,13 +353,13 @@ def test_infeasible_ground_lies_a_gap_and_its_excess_below_the_best(name: str) -
     hot = {"initial_temperature": 1.0, "final_temperature": 1.0, "chains": 1}
     options = {"beta": 1.0, "patience": 0} if name == "mcmc" else hot
     moved = 0
-    for seed in range(600):
+    for seed in range(400):
         searcher = make_searcher(name, SPACE, seed=seed, budget=10, gap=0.5, **options)
         best = ask(searcher)
         searcher.tell(best, outcome(40.0))
         searcher.tell(ask(searcher), outcome(0.0, 0.5, best=40.0))
         moved += differences(ask(searcher), best) != 1
-    assert moved / 600 == pytest.approx(math.exp(-1), abs=0.08)  # a step may lead back to one change
+    assert moved / 400 == pytest.approx(math.exp(-1), abs=0.08)  # a step may lead back to one change
 
 
 # --- populations ----------------------------------------------------------------------------------
@@ -368,11 +369,11 @@ def test_infeasible_ground_lies_a_gap_and_its_excess_below_the_best(name: str) -
 def test_peers_find_their_way_out_of_infeasible_ground(name: str) -> None:
     """Feasible are indices that sum to less than 11, a share of 1e-3, and only the amounts show the way.
 
-    Uniform samples find two or more in 150 calls with a probability of 1 %.
+    Uniform samples find two or more in 100 calls with a probability of 0.5 %.
     """
     searcher = make_searcher(name, SPACE, seed=0, budget=150)
     found = 0
-    for _ in range(150):
+    for _ in range(100):
         action = ask(searcher)
         excess = max(float(action.sum()) - 10.0, 0.0)
         found += excess == 0.0
