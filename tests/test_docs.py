@@ -119,7 +119,7 @@ QWEN3_8B = {
 
 
 @pytest.mark.usefixtures("best_alone")  # what the pages leave out takes most of the time
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/engineer.md"])
+@pytest.mark.parametrize("page", [pytest.param("README.md", marks=pytest.mark.slow), "docs/tutorials/engineer.md"])
 def test_the_recommendation_that_a_page_shows_and_its_export_are_what_is_printed(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,7 @@ def landscape(tiny_workload: Path) -> OptimumResult:
 
 @pytest.fixture(scope="module")
 def placed() -> PlacementResult:
-    return rs.place("bursty_qwens", requests=100, seeds=2, gpus=2)
+    return rs.place("bursty_qwens", requests=100, seeds=1, gpus=2)
 
 
 def test_nothing_else_is_public() -> None:
@@ -342,7 +342,7 @@ def test_pools_are_the_command_s(tmp_path: Path) -> None:
 
 
 def test_a_placement_is_the_command_s(placed: PlacementResult) -> None:
-    few = ("--set", "requests=100", "--set", "seeds=2", "--gpus", "2")
+    few = ("--set", "requests=100", "--set", "seeds=1", "--gpus", "2")
     assert plain(placed) == answer_of("place", "bursty_qwens", *few)
     assert [row["placement"] for row in placed.to_rows()] == [option.name for option in placed.plan.options]
     assert "placements simulated" in str(placed)

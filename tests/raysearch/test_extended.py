@@ -34,6 +34,18 @@ def tiny_extended(tiny_workload: Path) -> Path:
     return path
 
 
+SEARCH = ("search", "-s", "annealing", "--seed", "1", "--budget", "60", "--json")
+
+
+@pytest.fixture(scope="module")
+def searched(
+    raysearch: Command, tiny_extended: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """Folder and answer of a search of the extended space."""
+    out = tmp_path_factory.mktemp("searched") / "run"
+    return out, json.loads(raysearch(*SEARCH, "-w", tiny_extended, "--out", out).stdout)
+
+
 def test_both_meshes_follow_from_the_degrees(raysearch: Command) -> None:
     evaluated = json.loads(raysearch("evaluate", *LONG, "--ep", "16", "--dp", "16", "--json").stdout)
     assert evaluated["strategy"] == {
@@ -127,39 +139,27 @@ def test_evaluate_says_what_keeps_a_strategy_out_of_a_space(raysearch: Command) 
 
 
 def test_a_search_of_the_extended_space_is_scored_against_its_own_optimum(
-    raysearch: Command, tiny_extended: Path, tmp_path: Path
+    raysearch: Command, tiny_extended: Path, searched: tuple[Path, dict[str, Any]]
 ) -> None:
-    form = (
-        "search",
-        "-w",
-        tiny_extended,
-        "-s",
-        "annealing",
-        "--seed",
-        "1",
-        "--budget",
-        "60",
-        "--out",
-        tmp_path / "run",
-    )
-    answer = json.loads(raysearch(*form, "--json").stdout)
+    folder, answer = searched
     best = json.loads(raysearch("optimum", "-w", tiny_extended, "--json").stdout)
     assert answer["calls"] == 60
     assert answer["optimum"] == best["tokens_per_s_per_gpu"]
-    rows = read_rows(tmp_path / "run")
+    rows = read_rows(folder)
     strategies = [parse_dims_text(text) for text in rows["dims"]]
     assert any("cp" in strategy for strategy in strategies)
     assert all(len(strategy["dims"]) == 12 for strategy in strategies)
-    report = json.loads(raysearch("report", tmp_path / "run", "--json").stdout)
+    report = json.loads(raysearch("report", folder, "--json").stdout)
     assert report["runs"][0]["best"] == answer["best"]
 
 
 def test_an_option_chooses_the_space_as_a_workload_file_does(
-    raysearch: Command, tiny_workload: Path, tiny_extended: Path, tmp_path: Path
+    raysearch: Command, tiny_workload: Path, searched: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    form = ("search", "-s", "annealing", "--seed", "1", "--budget", "60", "--json")
-    by_file = json.loads(raysearch(*form, "-w", tiny_extended, "--out", tmp_path / "file").stdout)
-    by_option = json.loads(raysearch(*form, "-w", tiny_workload, "--space", "extended", "--out", tmp_path / "o").stdout)
+    _, by_file = searched
+    by_option = json.loads(
+        raysearch(*SEARCH, "-w", tiny_workload, "--space", "extended", "--out", tmp_path / "o").stdout
+    )
     same = ("best", "strategy", "optimum", "calls", "expected_error", "extrapolated")
     assert [by_option[key] for key in same] == [by_file[key] for key in same]
     assert any("cp" in parse_dims_text(text) for text in read_rows(tmp_path / "o")["dims"])

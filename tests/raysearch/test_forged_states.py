@@ -77,7 +77,7 @@ def begun(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory, request
 def test_a_forged_checkpoint_is_gone_on_from_or_refused(begun: Path, tmp_path: Path) -> None:
     head = checked_head(begun)
     state = load_checkpoint(begun)
-    for seed in range(runs(6)):
+    for seed in range(runs(4)):
         rng = random.Random(seed)
         out = Path(shutil.copytree(begun, tmp_path / "out", dirs_exist_ok=True))
         with contextlib.suppress(TypeError):  # what no checkpoint can hold
@@ -103,7 +103,7 @@ def finished(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_forged_rows_of_a_finished_run_are_understood_or_refused(finished: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(finished, tmp_path / "out"))
     table = parquet.read_table(out / "rows.parquet")
-    for seed in range(runs(8)):
+    for seed in range(runs(6)):
         rng = random.Random(seed)
         columns = {name: table.column(name) for name in table.column_names}
         name = rng.choice(table.column_names)

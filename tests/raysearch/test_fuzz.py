@@ -62,7 +62,7 @@ def gone_on(study: Study, out: Path) -> dict[str, str]:
     return {run["run_id"]: run["digest"] for run in read_study_runs(out)}
 
 
-@pytest.mark.parametrize("seed", range(runs(8)))
+@pytest.mark.parametrize("seed", range(runs(5)))
 def test_a_study_with_a_broken_file_ends_the_same_or_is_refused(
     study: Study, begun: Path, tmp_path: Path, seed: int
 ) -> None:
@@ -216,7 +216,7 @@ def test_broken_options_of_a_command_are_one_message_or_understood(
     tiny_workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for seed in range(runs(24)):
+    for seed in range(runs(16)):
         rng = random.Random(seed)
         command = rng.choice(list(FLAGS))
         good = ["--workload", str(tiny_workload), *GOOD[command]] if command in GOOD else []

@@ -253,7 +253,8 @@ ROWS = (
 def test_what_is_no_file_is_refused_by_every_reader(
     study: Path, tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
-    for name in (*(name for name, _ in RECORDS), *ROWS):
+    names = [*(name for name, _ in RECORDS), *ROWS]
+    for name in names if make in (OTHERS["pipe"], OTHERS["device"]) else names[::3]:  # the two never end
         out = Path(shutil.copytree(study, tmp_path / name.replace("/", "-")))
         (out / name).unlink()
         make(out / name)
