@@ -24,7 +24,7 @@ def test_any_step_is_within_a_hundredth_of_the_step_model(model: str, engine: st
     found = rs.evaluate(asked, batch=64, layout=layout)
     prices, ranks = StepPrices(found.workload, found.strategy), found.strategy.attention_dp
     rng, errors = np.random.default_rng(0), []
-    for _ in range(40):
+    for _ in range(60):
         sequences, context, tokens, length = (
             int(2 ** rng.uniform(*each)) for each in ((0, 9), (4, 15), (3, 14), (5, 15))
         )
