@@ -105,10 +105,19 @@ def every_best_alone() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def breaking_load_unsought(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def unsought_breaking_load() -> Iterator[None]:
     """Replays without the load at which the limits break: the larger part of what they take."""
-    monkeypatch.setattr("raysearch.deploy.replay.replay_report._breaks_at", lambda *_: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raysearch.deploy.replay.replay_report._breaks_at", lambda *_: None)
+        yield
+
+
+@pytest.fixture
+def breaking_load_unsought() -> Iterator[None]:
+    """Of one test: see `unsought_breaking_load`."""
+    with unsought_breaking_load():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from raysearch.deploy.replay.deployed_fleets import AggregatedFleet
 from raysearch.deploy.replay.step_errors import STEP_ERRORS
 from sim.pools.best_pools import OnePool
 from sim.pools.matching import Matched
+from tests.conftest import unsought_breaking_load
 
 pytestmark = pytest.mark.usefixtures("every_best_alone")
 ASKED = rs.question(
@@ -31,9 +32,9 @@ FEW = 40
 
 @pytest.fixture(scope="module")
 def both() -> tuple[RecommendationResult, PoolsResult]:
-    return rs.recommend(ASKED, requests_per_s=LOAD, top=2, requests=FEW), rs.pools(
-        ASKED, requests_per_s=LOAD, requests=FEW
-    )
+    recommended = rs.recommend(ASKED, requests_per_s=LOAD, top=2, requests=FEW)
+    with unsought_breaking_load():
+        return recommended, rs.pools(ASKED, requests_per_s=LOAD, requests=FEW)
 
 
 @pytest.fixture(scope="module")
