@@ -284,7 +284,7 @@ def test_a_mistake_is_one_message_and_writes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_search_keeps_every_row(
     start: Start, raysearch: Command, tiny_workload: Path, tmp_path: Path, signum: int, code: int
 ) -> None:

@@ -88,8 +88,11 @@ def run(*arguments: str) -> dict:
 
 
 @pytest.mark.slow
-def test_it_finds_the_best_and_keeps_every_measurement(benchmark: str, tmp_path: Path) -> None:
-    found = run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"))
+def test_it_finds_the_best_keeps_every_measurement_and_goes_on_with_no_other_tuning(
+    benchmark: str, tmp_path: Path
+) -> None:
+    command = (*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"))
+    found = run(*command)
     assert found["known"]
     assert found["best"]["confidence"] >= 0.9
     assert found["best"]["interval"][0] <= found["best"]["tokens_per_s_per_gpu"] <= found["best"]["interval"][1]
@@ -98,6 +101,12 @@ def test_it_finds_the_best_and_keeps_every_measurement(benchmark: str, tmp_path:
     words = ["export", str(tmp_path / "out"), "--to", "megatron", "--json"]
     exported = CliRunner().invoke(app, words, catch_exceptions=False)
     assert json.loads(exported.stdout)["strategy"] == found["best"]["strategy"]
+    with pytest.raises(InputError, match="another tuning"):
+        run(*command, "--resume", "--set", "within=5%")
+    (tmp_path / "out" / HEAD_FILE).write_text("{}")
+    for again in (lambda: run(*command, "--resume"), lambda: verified(tmp_path / "out")):
+        with pytest.raises(InputError, match=r"is damaged.*bring it back from a copy, or use another folder$"):
+            again()
 
 
 @pytest.mark.slow
@@ -114,13 +123,6 @@ def test_an_interrupted_tuning_goes_on_as_if_nothing_had_been(
     parts = run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"), "--resume")
     assert {**parts, "folder": ""} == {**whole, "folder": ""}
     assert len((tmp_path / "calls").read_text()) == len(whole["measurements"])
-
-
-@pytest.mark.slow
-def test_another_tuning_is_not_gone_on_with(benchmark: str, tmp_path: Path) -> None:
-    run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"))
-    with pytest.raises(InputError, match="another tuning"):
-        run(*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"), "--resume", "--set", "within=5%")
 
 
 @pytest.mark.slow
@@ -151,16 +153,6 @@ def test_measurements_that_were_changed_are_put_aside_and_made_again(
 
 def verified(folder: Path) -> int:
     return CliRunner().invoke(app, ["verify", str(folder)], catch_exceptions=False).exit_code
-
-
-@pytest.mark.slow
-def test_a_record_that_was_changed_is_refused(benchmark: str, tmp_path: Path) -> None:
-    command = (*WHAT, "--benchmark", benchmark, "--out", str(tmp_path / "out"))
-    run(*command)
-    (tmp_path / "out" / HEAD_FILE).write_text("{}")
-    for again in (lambda: run(*command, "--resume"), lambda: verified(tmp_path / "out")):
-        with pytest.raises(InputError, match=r"is damaged.*bring it back from a copy, or use another folder$"):
-            again()
 
 
 @pytest.mark.slow
