@@ -69,8 +69,9 @@ def _cells(table: str) -> dict[tuple[str, int], list[float]]:
     }
 
 
+SEARCHED = pytest.mark.slow  # a fleet under traffic takes half a minute
 COMMANDS = [
-    (page.name, command.replace("\\\n", ""), printed)
+    pytest.param(page.name, command.replace("\\\n", ""), printed, marks=[SEARCHED] * command.startswith("recommend"))
     for page in TEXTS
     for block in re.findall(r"^```\n(\$ raysearch .*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     for command, printed in re.findall(r"^\$ raysearch ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
