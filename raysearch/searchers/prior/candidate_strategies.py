@@ -146,8 +146,19 @@ class CandidateStrategies:
         return np.array(list(dict.fromkeys(map(tuple, rows))), np.int64)
 
     def allowed(self, actions: Action) -> Flags:
-        """Which of some actions `[n, A]` the rules allow."""
-        return np.isin(self._code(actions), self._codes)
+        """Which of some actions `[n, A]` the rules allow, on the GPUs that there are."""
+        return np.isin(self._code(actions), self._codes) & self._affordable(actions)
+
+    def _affordable(self, actions: Action) -> Flags:
+        """Which of some actions `[n, A]` need no more GPUs than there are, of all replicas and of both pools."""
+        if not self._served or not len(actions):
+            return np.ones(len(actions), np.bool_)
+        _, first, which = np.unique(
+            actions[:, [*self._degrees, *self._served]], axis=0, return_index=True, return_inverse=True
+        )
+        strategies = [self.space.decode(action) for action in actions[first]]
+        most = self.space.workload.max_gpus
+        return np.array([each.served.gpus(each.gpus) <= most for each in strategies])[which.reshape(-1)]
 
     def _code(self, actions: Action) -> Ints:
         code = np.zeros(len(actions), np.int64)
@@ -166,6 +177,7 @@ class CandidateStrategies:
         if self._served:
             found[:, self._served] = rng.integers(self._sizes[self._served], size=(len(found), len(self._served)))
         runs = self._batches[found[:, self.batch]] <= self._most_batch[picked // len(self._doublings)]
+        runs &= self._affordable(found)
         return found[runs] if runs.any() else found
 
     def with_dims(self, actions: Action) -> Action:

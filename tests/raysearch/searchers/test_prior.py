@@ -444,6 +444,17 @@ def test_candidates_break_no_limit_of_the_degrees_and_nothing_that_an_engine_ref
         assert not degree_limits(workload, space.decode(action))
 
 
+def test_no_candidate_takes_more_gpus_than_there_are_with_all_its_replicas() -> None:
+    workload, rng = load_workload("traffic_gpt_oss_120b"), np.random.default_rng(0)
+    space = StrategySpace(workload)
+    candidates = CandidateStrategies(space, ())
+    drawn = candidates.spread(200, rng)
+    drawn = np.concatenate([drawn, candidates.mutated(drawn, 200, rng), candidates.neighbours(drawn[0])])
+    needed = [each.served.gpus(each.gpus) for each in map(space.decode, drawn)]
+    assert max(needed) == workload.max_gpus
+    assert {1, 2, 4} == {space.decode(action).served.replicas for action in drawn}
+
+
 # --- the search ---------------------------------------------------------------------------------------
 
 
