@@ -81,6 +81,7 @@ def interquartile_mean(*strata: Floats, axis: int = 0) -> Any:
     """Mean of the middle half of all runs: a quarter of them, rounded down, is cut off at either end.
 
     Less moved by single runs than the mean, less noisy than the median. Source: Agarwal et al. 2021, section 4.3.
+    The same, to the bit, as `scipy.stats.trim_mean`, which takes a second to load.
     """
     runs = np.concatenate(strata, axis=axis)
     count = runs.shape[axis]

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -195,11 +195,14 @@ def _tuner(study: Study, optima: Mapping[str, float | None], out: Path) -> tune.
 @contextmanager
 def _torch_left_out() -> Iterator[None]:
     """Imports as without PyTorch, which tensorboardX loads for two seconds to annotate its methods with tensors."""
-    with ExitStack() as stack:
-        if "torch" not in sys.modules:
-            sys.modules["torch"] = cast("ModuleType", None)  # [spec] so that importing it is an ImportError
-            stack.callback(sys.modules.pop, "torch")
+    if "torch" in sys.modules:
         yield
+        return
+    sys.modules["torch"] = cast("ModuleType", None)  # [spec] so that importing it is an ImportError
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 class Grid(dict[str, Any]):
