@@ -128,8 +128,8 @@ class ReplayResult(Result):
 
     @property
     def feasible(self) -> bool:
-        """Whether the limits hold by the step model as it is, and the strategy fits."""
-        return all(run.holds for run in self.report.runs)
+        """Whether the limits hold with the question's confidence, and all requests fit."""
+        return self.report.met
 
     @property
     def probability(self) -> float | None:

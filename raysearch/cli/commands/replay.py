@@ -90,7 +90,8 @@ def replay_traffic(
     """Replay traffic on a deployment: percentiles of the latencies, goodput, and the load at which its limits break.
 
     An event-driven model of the engine's scheduler on top of the step model: arrivals, continuous batching, chunked
-    prefill, KV cache capacity, preemption, prefix cache, router. Exits with 3 if the limits are not met.
+    prefill, KV cache capacity, preemption, prefix cache, router. Exits with 3 if the limits are not met
+    with the probability `confidence`, by the same replays as sizes of `recommend`.
 
     \b
     Examples:

@@ -41,8 +41,8 @@ class PlacementOption:
         cluster: With the batches of the fleet's two with which more requests are in time.
         trials: One per seed, none of which the search has seen.
         slower: Share in time if all steps took `SLOWER` times as long, per seed.
-        kept: Share of the seeds under which the plan's percentile of every model is within its limits, with steps of
-            each of `STEP_ERRORS`.
+        kept: Seeds under which the plan's percentile of every model is within its limits, with steps of each of
+            `STEP_ERRORS`.
     """
 
     name: str
@@ -50,12 +50,12 @@ class PlacementOption:
     cluster: Cluster
     trials: tuple[Trial, ...]
     slower: tuple[float, ...]
-    kept: tuple[float, ...]
+    kept: tuple[int, ...]
 
     @property
     def probability(self) -> float:
         """That the percentile of every model is within its limits."""
-        return sum(self.kept) / len(self.kept)
+        return sum(self.kept) / (len(self.kept) * len(self.trials))
 
     @property
     def attained(self) -> AttainmentEstimate:
@@ -145,7 +145,7 @@ def _option(
         cluster,
         tuple(tried(cluster, found.placement, run) for run in arrivals),
         tuple(tried(slower, found.placement, run).attained for run in arrivals),
-        tuple(KeptLimits(kept, len(arrivals)).shares),
+        tuple(KeptLimits(kept, len(arrivals)).counts),
     )
 
 

@@ -3,7 +3,7 @@
 The step model is uncertain by an interval that measured runs fill. Steps that take longer by some per cent can turn a
 queue that empties into one that grows, so the error is carried through: the traffic is replayed with steps as long as
 equally likely parts of that interval say, under the arrivals of every seed, and the service level holds with the
-probability of those where it does. The load at which it breaks is judged by the same runs.
+probability of those where it does. The verdict, sizes and the load at which it breaks are judged by these same runs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ReplaySetup:
         sent: What is sent to all of it.
         percentile: Of the latencies that the limits are about.
         seeds: Runs behind each figure.
-        confidence: Probability with which the limits hold up to the load at which they break.
+        confidence: Probability with which the limits are to hold.
     """
 
     workload: Workload
@@ -107,7 +107,8 @@ class ReplayReport:
         runs: By the step model as it is, one per seed.
         first: Of the first seed, every request and step.
         sure: Probabilities of the step model's error whose steps were replayed, ascending.
-        kept: Share of the seeds under which the limits were kept with each.
+        kept: Seeds under which the limits were kept with each.
+        met: Whether that makes the setup's confidence; without limits, whether every request fits.
         breaks_at_per_s: The rate of all replicas up to which they hold with the setup's confidence; None of clients,
             and without limits.
         most_per_s: The rate at which they serve at most, above which that is not sought; None of clients, and of
@@ -118,14 +119,20 @@ class ReplayReport:
     runs: Sequence[RunFigures]
     first: Replayed
     sure: Sequence[float]
-    kept: Sequence[float]
+    kept: Sequence[int]
+    met: bool
     breaks_at_per_s: float | None = None
     most_per_s: float | None = None
 
     @property
     def probability(self) -> float | None:
         """That the limits hold at the percentile; None without limits."""
-        return sum(self.kept) / len(self.kept) if self.kept else None
+        return sum(self.kept) / self.replays if self.kept else None
+
+    @property
+    def replays(self) -> int:
+        """With steps of every length under every seed."""
+        return len(self.kept) * self.setup.seeds
 
     @property
     def gpus(self) -> int:
@@ -198,7 +205,9 @@ def replayed_traffic(
     sure = STEP_ERRORS if limited else ()
     progress("slower and faster steps")
     known = known or kept_limits(setup)
-    report = ReplayReport(setup, runs, outcomes[0], sure, known.shares if limited else ())
+    kept = known.counts if limited else ()
+    met = known.reaches(setup.confidence) if limited else all(run.holds for run in runs)
+    report = ReplayReport(setup, runs, outcomes[0], sure, kept, met)
     if setup.sent.rate_per_s is None:
         return report
     progress("the load at which it breaks")
@@ -368,7 +377,8 @@ def replay_dict(report: ReplayReport) -> JsonObject:
         "refused": max(run.refused for run in report.runs),
         "probability": report.probability,
         "step_factors": [[step_factor(each, part) for part in report.sure] for each in fleet.evaluations],
-        "held": list(report.kept),
+        "held": [count / setup.seeds for count in report.kept],
+        "held_as_predicted": sum(run.holds for run in report.runs) / setup.seeds,
         "confidence": setup.confidence,
         "breaks_at_per_s": report.breaks_at_per_s,
         "most_per_s": report.most_per_s,

@@ -91,11 +91,14 @@ def _notes(report: ReplayReport) -> Iterator[str]:
     ]
     if limits and report.probability is not None:
         held, runs = sum(run.holds for run in report.runs), len(report.runs)
-        verdict = "met" if held == runs else f"not met{f' in {runs - held} of {runs} runs' if runs > 1 else ''}"
-        verdict += f" ({_refused_text(refused)})" if refused else ""
+        longer = (
+            ", which takes longer steps than these" if not report.met and report.probability >= setup.confidence else ""
+        )
         yield (
-            f"{' and '.join(limits)} at {percentile_text(setup.percentile)}: {verdict}; "
-            f"probability {report.probability:.2f}, given the step model's error"
+            f"{' and '.join(limits)} at {percentile_text(setup.percentile)}: {'' if report.met else 'not '}met with "
+            f"probability {setup.confidence:g}{longer}: they hold in {sum(report.kept)} of {report.replays} replays "
+            f"({report.probability:.2f}) over the step model's error, in {held} of {runs} with steps as predicted"
+            f"{f'; {_refused_text(refused)}' if refused else ''}"
         )
         if text := first_token_limit_text(workload):
             yield text

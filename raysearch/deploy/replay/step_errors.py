@@ -62,14 +62,14 @@ class KeptLimits:
         return sum(self._least) >= needed and (confidence <= STEP_ERRORS[-1] or self._hold_beyond(confidence))
 
     @property
-    def shares(self) -> list[float]:
-        """Of the seeds, those under which they are kept, with each of `STEP_ERRORS`."""
+    def counts(self) -> list[int]:
+        """Seeds under which they are kept, with each of `STEP_ERRORS`."""
         guess = self._most[0]
         for seed in range(self.seeds):
             while (low := self._least[seed]) < (high := self._most[seed]):
                 self._in_part(seed, guess - 1 if low < guess <= high else low if guess == low else (low + high) // 2)
             guess = self._most[seed]
-        return [sum(parts > part for parts in self._most) / self.seeds for part in range(_PARTS)]
+        return [sum(parts > part for parts in self._most) for part in range(_PARTS)]
 
     def _in_part(self, seed: int, part: int) -> bool:
         """Whether they are kept with steps of that length."""
