@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,7 +164,8 @@ def _quantile(features: Floats, values: Floats, level: float) -> tuple[float, fl
     from scipy.optimize import linprog
 
     # The dual program, which has a variable per row and but three constraints, whose prices are the coefficients.
-    found = linprog(-values, A_ub=features.T, b_ub=np.zeros(features.shape[1]), bounds=(level - 1, level))
+    solve = cast("Any", linprog)  # of whose result a type checker works out the type for ten seconds
+    found = solve(-values, A_ub=features.T, b_ub=np.zeros(features.shape[1]), bounds=(level - 1, level))
     always, prompts, experts = (round(max(0.0, -float(price)), 4) for price in found.ineqlin.marginals)
     return always, prompts, experts
 
