@@ -86,9 +86,9 @@ def test_the_result_and_the_collectives_are_those_of_the_simulator(
     check(elsewhere, model, KNOWN[name](model), degrees)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_so_they_are_for_random_strategies(elsewhere: Executor, seed: int) -> None:
-    model, degrees = MESHES[seed % 4]
+    model, degrees = MESHES[seed]
     check(elsewhere, model, random_dims(model, seed), degrees)
 
 
@@ -100,7 +100,7 @@ def test_attention_and_experts_on_meshes_of_their_own_send_what_is_charged(
     check(elsewhere, MOE, KNOWN["megatron"](MOE), degrees._replace(exchange=exchange))
 
 
-@pytest.mark.parametrize(("seed", "own"), [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (9, 2), (6, 3), (15, 3)])
+@pytest.mark.parametrize(("seed", "own"), [(0, 0), (3, 1), (4, 2), (15, 3)])
 def test_so_do_random_strategies_of_them(elsewhere: Executor, seed: int, own: int) -> None:
     exchange: ExpertExchange = "all_gather" if seed % 2 else "all_to_all"
     degrees = OWN_MESHES[own]._replace(exchange=exchange)
