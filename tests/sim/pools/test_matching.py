@@ -97,7 +97,7 @@ def test_the_best_pair_of_sglang_is_that_of_brute_force_over_what_it_connects(se
         assert found is None or found.decode.evaluation.strategy.pp in (1, found.prefill.evaluation.strategy.pp)
 
 
-@pytest.mark.parametrize(("limits", "free"), [(TIGHT, False), (LOOSE, True), (Limits(3, 0.02, 1.0), False)])
+@pytest.mark.parametrize(("limits", "free"), [(TIGHT, False), (LOOSE, True), (Limits(5, 0.008, 1.5), False)])
 def test_the_best_pair_is_that_of_brute_force(served: Workload, limits: Limits, free: bool) -> None:
     found = best_pair(served, TRAFFIC, limits, free_transfer=free)
     rate, gpus = by_brute_force(served, limits, free)
