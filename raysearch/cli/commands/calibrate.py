@@ -110,8 +110,15 @@ def calibrate(
         if as_json:
             print_json({"out": str(out), "written": written, "serving": serving})
             return
-        print(f"{serving.get('anchored_to', serving['rows'])} runs of {hardware}; {serving['source']}")
-        print(f"error of workloads held out: mean {serving['mape']:.1%}, median {serving['median_ape']:.1%}")
+        own = serving.get("anchored_to", {})
+        print(f"{own.get('runs', serving['rows'])} runs of {hardware}; {serving['source']}")
+        whose = f"all runs of {sister or hardware}, " if own else ""
+        print(f"error of {whose}workloads held out: mean {serving['mape']:.1%}, median {serving['median_ape']:.1%}")
+        if own.get("runs"):
+            print(
+                f"error of your runs: {own['before']:.1%} before, {own['after']:.1%} corrected by all of them, "
+                f"{own['held_out']:.1%} where each is corrected by those of other configurations alone"
+            )
         print(f"{'wrote' if written else 'unchanged:'} {out}")
         return
     provenance = {"source": source, "date": f"{datetime.now(UTC):%Y-%m-%d}"}

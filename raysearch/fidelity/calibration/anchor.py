@@ -91,7 +91,7 @@ class Anchor:
     def _alike(self, served: Served) -> Floats:
         """[runs] correlation with something served so."""
         differ = np.array([[a != b for a, b in zip(each, served, strict=True)] for each in self._served], dtype=float)
-        return np.exp(-differ @ _APART)
+        return np.exp(-differ.reshape(-1, len(_APART)) @ _APART)
 
     def factors(self, served: Served) -> Factors:
         """By what the parts of something served so are multiplied."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from raysearch.fidelity.calibration.intervals import (
     usual_kernels,
 )
 from raysearch.fidelity.calibration.pooled_fit import JUDGED_BY, Bools, Pool, PooledTimes, cell_of_run, held_out
-from raysearch.fidelity.calibration.serving_fit import agg_runs, numbers_of, read_serving_runs, records
+from raysearch.fidelity.calibration.serving_fit import agg_runs, numbers_of, read_serving_runs, records, rows_by
 from sim.arrays import Floats
 from sim.json_object import JsonFields, JsonObject
 from sim.prices.engine import BARE, EngineTimes, cell_of, times_of
@@ -248,6 +248,9 @@ _SHOWN = 5
 def anchored_serving(serving: JsonObject, measured: MeasuredRuns, system: str) -> JsonObject:
     """The key "serving" of a machine, with the times of each engine and model corrected by a few runs of its own.
 
+    `anchored_to` states their number and mean errors: as predicted before, corrected by all, and by all of other
+    configurations.
+
     Args:
         serving: As its calibration has it.
         measured: The runs.
@@ -261,12 +264,18 @@ def anchored_serving(serving: JsonObject, measured: MeasuredRuns, system: str) -
         if name is None or measured.systems[row] != system or not pool.weights[row] or row in measured.in_pools:
             continue
         own.setdefault((cell.family, cell.model), []).append((row, Served(name, cell.weights, cell.drafts)))
+    errors: list[Floats] = []
     for (family, model), found in own.items():
         rows, served = np.array([row for row, _ in found]), [each for _, each in found]
         kind, layers = pool.cells[found[0][0]].kind, measured.runs[found[0][0]].model.layers
         stored = {name: each for name, each in serving["engines"].items() if name.partition("<")[0] == family}
         times = {each: times_of(_served_by(stored[each.engine], model, kind, each), (), layers) for each in served}
-        anchor = Anchor(served, pool.steps[rows], times, pool.measured_s[rows])
+        steps, measured_s = pool.steps[rows], pool.measured_s[rows]
+        anchor = Anchor(served, steps, times, measured_s)
+        predicted_s = steps.tpot_of_each_s([times[each] for each in served])
+        corrected_s = steps.tpot_of_each_s([anchor.times(each, times[each]) for each in served])
+        blind_s = _without_itself_s([measured.runs[row] for row in rows.tolist()], served, steps, times, measured_s)
+        errors.append(np.abs(np.array([predicted_s, corrected_s, blind_s]) / measured_s - 1))
         for name, record in stored.items():
             of = engines[name]["of"]
             known = [Served(name, *_way(key)) for key in of if key.partition("/")[0] == model]
@@ -275,7 +284,30 @@ def anchored_serving(serving: JsonObject, measured: MeasuredRuns, system: str) -
                 of[key] = _corrected(_served_by(record, model, kind, each), anchor, each)
         for name in {each.engine for each in served}:
             engines[name]["models"] = sorted({*engines[name].get("models", ()), model})
-    return {**serving, "engines": engines, "anchored_to": sum(map(len, own.values()))}
+    of_each = np.concatenate(errors, axis=1) if errors else np.empty((3, 0))
+    left = dict(zip(("before", "after", "held_out"), of_each.mean(axis=1).round(4).tolist(), strict=True))
+    return {**serving, "engines": engines, "anchored_to": {"runs": of_each.shape[1], **(left if errors else {})}}
+
+
+def _without_itself_s(
+    runs: Sequence[ServingRun],
+    served: Sequence[Served],
+    steps: Steps,
+    times: Mapping[Served, EngineTimes],
+    measured_s: Floats,
+) -> Floats:
+    """[runs] seconds per token, each corrected by the runs of other configurations; by none where it has no other."""
+    same = [
+        repr((*each, run.strategy, run.prompt_tokens, run.output_tokens))
+        for run, each in zip(runs, served, strict=True)
+    ]
+    found = np.empty(len(runs))
+    for rows in rows_by(same).values():
+        rest = np.setdiff1d(np.arange(len(runs)), rows)
+        some = {served[row]: times[served[row]] for row in rest.tolist()}
+        anchor = Anchor([served[row] for row in rest.tolist()], steps[rest], some, measured_s[rest])
+        found[rows] = steps[rows].tpot_s(anchor.times(served[rows[0]], times[served[rows[0]]]))
+    return found
 
 
 def _way(key: str) -> tuple[str, str]:

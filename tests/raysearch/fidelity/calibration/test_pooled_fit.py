@@ -82,6 +82,11 @@ def test_a_few_runs_of_ones_own_correct_the_times_of_their_model_alone() -> None
     serving = load_calibration("b200_sxm").data["serving"]
     pool = _own_runs(5, slower=1.5)
     found = anchored_serving(serving, pool, "b200_sxm")
+    left = found["anchored_to"]
+    assert left["runs"] == 5
+    assert left["before"] == left["held_out"] == pytest.approx(1 / 3, abs=1e-4), "all are of one configuration"
+    others = anchored_serving(serving, _own_runs(5, slower=1.5, apart=4), "b200_sxm")["anchored_to"]
+    assert left["after"] < others["held_out"] < 0.04
     before, after = (each["engines"]["vllm"]["of"] for each in (serving, found))
     changed = {name for name in after if after[name] != before.get(name)}
     assert changed == {name for name in before if name.split("/")[0] == "llama_3_1_70b"}
@@ -100,17 +105,19 @@ def test_what_an_export_rounds_is_no_second_run() -> None:
     assert told_once(runs.systems, runs.runs, measured_s).tolist() == [True, False, True, False]
 
 
-def _own_runs(count: int, slower: float) -> MeasuredRuns:
+def _own_runs(count: int, slower: float, apart: int = 0) -> MeasuredRuns:
+    """Runs so many times as slow as predicted, each with so many tokens more in its prompts than the one before."""
     model = load_model("llama_3_1_70b")
     strategy, _ = strategy_of_run(model, 8, 4, 1, 1)
-    run = ServingRun(model, 1000, 100, "fp8", "fp8", strategy, "vllm", "vllm", 8, generation="vllm")
-    cell, machine = cell_of_run(run, "b200_sxm"), measured_machine("b200_sxm")
-    steps = steps_of([run] * count, machine)
-    times = engine_times(load_calibration("b200_sxm"), run)
+    runs = [
+        ServingRun(model, 1000 + apart * row, 100, "fp8", "fp8", strategy, "vllm", "vllm", 8, generation="vllm")
+        for row in range(count)
+    ]
+    cell, machine = cell_of_run(runs[0], "b200_sxm"), measured_machine("b200_sxm")
+    steps = steps_of(runs, machine)
+    times = engine_times(load_calibration("b200_sxm"), runs[0])
     layers, measured_s = np.full(count, float(model.layers)), slower * steps.tpot_s(times)
-    return MeasuredRuns(
-        [run] * count, ["b200_sxm"] * count, Pool([cell] * count, layers, steps, measured_s, np.ones(count))
-    )
+    return MeasuredRuns(runs, ["b200_sxm"] * count, Pool([cell] * count, layers, steps, measured_s, np.ones(count)))
 
 
 @pytest.mark.parametrize("machine", ["h200_sxm", "b200_sxm", "b300_sxm", "gb200_nvl72", "gb300_nvl72"])
