@@ -131,6 +131,9 @@ def calibrate(
             provenance["source"] = f"{source}; {own}" if source else own
         of_sister = load_calibrated(sister) if sister else None
         content = fit_directory(folder, provenance, header, partial(load_machine, hardware), tell, of_sister)
+    kept = None if "serving" in content else (_own_coefficients(hardware) or {}).get("serving")
+    if kept:
+        content["serving"] = kept
     written = write_coefficients(out, content, force=force)
     if as_json:
         print_json(
@@ -141,19 +144,28 @@ def calibrate(
     for figures in content["families"].values():
         for name, why in figures.get("series_left_at_defaults", {}).items():
             print(f"{name} left at the defaults: {why}")
-    if why := content.get("serving", {}).get("left_at_defaults"):
+    if kept:
+        print(f"no serving runs: engines keep the times of {hardware}, fitted beside its former kernels")
+    elif why := content.get("serving", {}).get("left_at_defaults"):
         print(f"serving left at the defaults: {why}")
     print(f"{'wrote' if written else 'unchanged:'} {out}")
 
 
-def _kernels(hardware: str, source: str) -> JsonObject:
-    """Coefficients of a machine's kernels; none where all are carried over from another."""
+def _own_coefficients(hardware: str) -> JsonObject | None:
+    """What a machine's calibration has; None where all is carried over from another."""
     from sim.config.catalog import read_config
     from sim.config.files import config_path
     from sim.config.hardware_file import HardwareFile
 
-    if read_config(config_path("hardware", hardware), HardwareFile).calibration is not None:
-        return dict(load_calibrated(hardware).data)
+    if read_config(config_path("hardware", hardware), HardwareFile).calibration is None:
+        return None
+    return dict(load_calibrated(hardware).data)
+
+
+def _kernels(hardware: str, source: str) -> JsonObject:
+    """Coefficients of a machine's kernels; none where all are carried over from another."""
+    if (own := _own_coefficients(hardware)) is not None:
+        return own
     provenance = {"source": source, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
     return {
         "format": 2,

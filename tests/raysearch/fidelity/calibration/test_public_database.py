@@ -20,6 +20,7 @@ from raysearch.base.errors import InputError
 from raysearch.fidelity.calibration import public_database
 from raysearch.fidelity.calibration.measured_tables import read_table
 from raysearch.fidelity.calibration.public_database import write_tables
+from sim.config.catalog import load_calibration
 from tests.raysearch.fuzzing import broken, inputs, tried
 from tests.raysearch.fuzzing import within_memory as within_memory
 
@@ -199,6 +200,9 @@ def test_a_wheel_is_read_and_its_source_is_kept(raysearch, tmp_path: Path) -> No
     assert {"gemm/vllm/bf16", "gemm/vllm/nvfp4"} <= set(content["series"])
     assert "Apache-2.0" in content["provenance"]["source"]
     assert "gemm.csv: vllm 0.24.0" in content["provenance"]["source"]
+    assert content["serving"] == load_calibration("b200_sxm").data["serving"], (
+        "new kernels, the engines' times as before"
+    )
 
 
 def test_an_unknown_machine_and_what_is_no_wheel_are_one_message(tmp_path: Path) -> None:
