@@ -25,6 +25,9 @@ from raysearch.processes.watcher import PRIVATE_PREFIX, start_anew, starting_ray
 
 CLUSTERS_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """By which Ray, on any system, knows whether other hosts are to reach it."""
+NICENESS_VARIABLE = "RAY_worker_niceness"
+"""By which Ray lets other processes go before its workers: at its usual 15 a run on a busy machine gets no CPU for
+minutes, and is taken for dead."""
 _TOO_SLOW = "timed out during startup"
 """What Ray says of it."""
 LONGEST_FOLDER = 40
@@ -137,6 +140,7 @@ def _closed_to_others() -> Iterator[Path]:
             "RAY_AUTH_TOKEN_PATH": str(path),
             CLUSTERS_VARIABLE: "0",  # then the address of its processes is 127.0.0.1
             "RAY_prestart_worker_first_driver": "0",  # a process per CPU, which no run of a study would ever use
+            NICENESS_VARIABLE: os.environ.get(NICENESS_VARIABLE, "0"),
         }
         before = {name: os.environ.get(name) for name in (*own, "RAY_AUTH_TOKEN")}
         os.environ.pop("RAY_AUTH_TOKEN", None)

@@ -25,10 +25,9 @@ def die_with_parent(parent: int) -> None:
 
 def reap(child: int) -> None:
     """Lets go of adopted processes that have ended, but not of the child, whose exit code is wanted."""
-    for pid in _own_children():
-        if pid != child:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != child:
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def end_descendants() -> None:

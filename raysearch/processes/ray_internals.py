@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -26,6 +27,9 @@ _MONITOR = "ray._private.node:Node.start_monitor"
 _LOG_MONITOR = "ray._private.node:Node.start_log_monitor"
 _API_SERVER = "ray._private.node:Node.start_api_server"
 _DASHBOARD = "ray._private.utils:get_dashboard_dependency_error"
+_PROCESS = "ray._private.services:start_ray_process"
+_AGENT = "dashboard/agent.py"
+"""In Ray's folder."""
 NEEDED = (_CONFIG, _TOKENS, _CLUSTERS, _SIGTERM, _JOB)
 """Without them a Ray of ours would be open to others, a stop end without a word, or workers import what lies in the
 working directory. The rest spare time and noise."""
@@ -78,7 +82,7 @@ def without_what_nobody_asks() -> Iterator[None]:
     """Leaves out of a Ray of one's own what serves a dashboard, an autoscaler or a reader of logs: it has none.
 
     Each is an interpreter that imports Ray, and that the start waits for. The agent, without which Ray does not start,
-    becomes that of a Ray installed without a dashboard.
+    becomes that of a Ray installed without a dashboard, see `bare_agent`.
 
     Raises:
         RunFailed: This Ray lacks what is needed.
@@ -87,6 +91,12 @@ def without_what_nobody_asks() -> Iterator[None]:
     def no_url(node: Any, **_: Any) -> None:
         node._webui_url = ""
 
+    start: Any = _value(_PROCESS) if _owner(_PROCESS) else None
+    theirs, ours = str(Path(ray.__file__).parent / _AGENT), str(Path(__file__).parent / "bare_agent.py")
+
+    def lean(command: list[str], *others: Any, **named: Any) -> Any:
+        return start([part.replace(theirs, ours) for part in command], *others, **named)
+
     with _replaced(
         {
             _CLUSTERS: False,  # read on import from `CLUSTERS_VARIABLE`
@@ -94,6 +104,7 @@ def without_what_nobody_asks() -> Iterator[None]:
             _LOG_MONITOR: lambda node: None,
             _API_SERVER: no_url,
             _DASHBOARD: lambda: ImportError("not wanted"),
+            _PROCESS: lean,
         }
     ):
         yield

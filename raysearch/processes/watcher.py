@@ -286,11 +286,10 @@ class _Ear:
         return [json.loads(line) for line in lines]
 
 
-def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
+def _is_stopped(child: int) -> bool:
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
 
 
 def _remove_private() -> None:

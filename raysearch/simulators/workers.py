@@ -82,7 +82,6 @@ class SimulatorWorker:
         return _Place(ray.get_runtime_context().get_node_id(), pid, process and process.began)
 
 
-@ray.remote(num_cpus=0)
 def _end_process(place: _Place) -> None:
     """Kills a process of the node that this runs on, but none that was given its id since."""
     if (process := read_process(place.pid)) and process.began == place.began:
@@ -283,9 +282,12 @@ class Workers:
 
     def _replace(self, worker: _Worker) -> None:
         """Ends a worker and puts a new one in its place."""
-        if worker.where:  # one that is stopped does not hear Ray, and keeps its CPU
-            there = NodeAffinitySchedulingStrategy(worker.where.node, soft=False)
-            _end_process.options(scheduling_strategy=there).remote(worker.where)
+        if where := worker.where:  # one that is stopped does not hear Ray, and keeps its CPU
+            if where.node == ray.get_runtime_context().get_node_id():
+                _end_process(where)
+            else:
+                there = NodeAffinitySchedulingStrategy(where.node, soft=False)
+                ray.remote(_end_process).options(num_cpus=0, scheduling_strategy=there).remote(where)
         ray.kill(worker.actor)
         self._workers[self._workers.index(worker)] = self._started()
 

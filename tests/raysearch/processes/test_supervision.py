@@ -325,10 +325,11 @@ else:
 def test_a_ray_of_ours_lets_nobody_in_without_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    from raysearch.processes.connection import CLUSTERS_VARIABLE, connected
+    from raysearch.processes.connection import CLUSTERS_VARIABLE, NICENESS_VARIABLE, connected
 
     assert not ray.is_initialized()
-    monkeypatch.delenv("RAY_prestart_worker_first_driver")
+    for name in ("RAY_prestart_worker_first_driver", NICENESS_VARIABLE):
+        monkeypatch.delenv(name)
     before, heard = tokens(), [signal.getsignal(which) for which in STOPS]
     with connected(cpus=2):
         assert [signal.getsignal(which) for which in STOPS] == heard
@@ -336,7 +337,7 @@ def test_a_ray_of_ours_lets_nobody_in_without_its_token(tmp_path: Path, monkeypa
         assert address.startswith("127.0.0.1:")
         unasked = ("/default_worker.py\0", "ray::IDLE\0")
         assert not any(part in title for title in descendants(os.getpid()).values() for part in unasked)
-        assert ray.get(ray.remote(lambda: 7).remote()) == 7
+        assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0)
         token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
         assert (token.stat().st_mode & 0o777, token.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         (sockets,) = token.parent.glob("ray/session_2*/sockets")
