@@ -12,7 +12,9 @@ from tests.conftest import command_environment
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "rllib.md"
 START = """
 import logging, ray
-ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+from raysearch.processes.ray_internals import without_what_nobody_asks
+with without_what_nobody_asks():
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 storage = {storage!r}
 """
 

@@ -100,7 +100,8 @@ def start_host(root: Path, address: str, key: Path, *, hidden: Path | None = Non
     (home / ".raysearch").symlink_to(sys.prefix)
     # Some shells read it for Ray's workers, too, whose PYTHONPATH begins with the working directory of their job.
     path = f"${{PYTHONPATH:+$PYTHONPATH:}}{home / 'raysearch'}"
-    own = {"PYTHONPATH": path, "RAYSEARCH_CACHE_DIR": os.environ["RAYSEARCH_CACHE_DIR"]}
+    inherited = ("RAYSEARCH_CACHE_DIR", "RAY_worker_niceness", "RAY_prestart_worker_first_driver")
+    own = {"PYTHONPATH": path, **{name: os.environ[name] for name in inherited}}
     (home / ".bashrc").write_text("".join(f"export {name}={value}\n" for name, value in own.items()))
     keys = f"HostKey {make_key(root / 'host_key')}\nAuthorizedKeysFile {key}.pub\n"
     (root / "sshd_config").write_text(f"Port 22\n{keys}PidFile none\nStrictModes no\nUsePAM no\n")

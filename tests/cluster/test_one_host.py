@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missi
 @pytest.fixture(scope="module")
 def study(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
-    return write_study(folder / "study.toml", tiny_workload, searchers=["annealing"], seeds=[0, 1], budget=60)
+    return write_study(folder / "study.toml", tiny_workload, searchers=["annealing"], seeds=[0], budget=60)
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +57,6 @@ def test_ray_submit_runs_a_study_on_the_cluster(
     assert digests(out) == expected
 
 
-def test_ray_submit_fails_as_the_command_does(
-    up: tuple[Cluster, subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    failed = up[0].ray("submit", "raysearch/__main__.py", "--", "study", "quickstrat")
-    assert failed.returncode != 0
-    assert "did you mean 'quickstart'" in failed.stdout
-
-
 def test_ray_job_submit_runs_a_study_from_the_uploaded_checkout(
     up: tuple[Cluster, subprocess.CompletedProcess[str]], study: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
@@ -89,7 +81,7 @@ def test_a_results_folder_that_a_node_does_not_see_is_refused_before_anything_ru
     joined = up[0].ray("exec", f"unshare --mount sh -c '{start} --object-store-memory={OBJECT_STORE_BYTES}'")
     assert joined.returncode == 0, joined.stdout + joined.stderr
     refused = up[0].ray("submit", "raysearch/__main__.py", "--", "study", study, "--set", "address=auto", "--out", out)
-    assert refused.returncode != 0
+    assert refused.returncode != 0  # as the command's
     output = " ".join(refused.stdout.split())
     assert f"error: node {LOOPBACK} cannot use the results folder {out}: it does not see what the driver put" in output
     assert "Traceback" not in output

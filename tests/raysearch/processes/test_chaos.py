@@ -148,11 +148,10 @@ SCENARIOS: list[tuple[str, tuple[Disturbed, ...]]] = [
             ("STOP", "worker", 5),
             ("STOP", "run", 15),
             ("clock", "all", 20),
-            ("STOP", "command", 25),
             ("KILL", "watcher", 40),
         ),
     ),
-    ("tune-live", (("KILL", "benchmark", 1), ("clock", "all", 2), ("STOP", "benchmark", 3), ("KILL", "command", 4))),
+    ("tune-live", (("KILL", "benchmark", 1), ("clock", "all", 2), ("STOP", "command", 3), ("KILL", "command", 4))),
     *(
         (name, tuple((how, kind, rows) for rows in command.moments))
         for name, command in COMMANDS.items()

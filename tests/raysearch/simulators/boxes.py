@@ -146,17 +146,18 @@ def dies_once(workload: Workload, strategy: Strategy) -> Measurement:
 
 
 def kept(workload: Workload, strategy: Strategy) -> Measurement:
-    """Keeps the first process that meets one batch in mid-call, until somebody kills it."""
+    """Keeps the first two processes that meet one batch in mid-call, until somebody kills them."""
     if strategy.batch == BAD_BATCH:
-        with contextlib.suppress(FileExistsError):
-            blocked_process(Path(os.environ[LOG])).symlink_to(str(os.getpid()))  # at once, and once
-            time.sleep(1e6)
+        for blocked in blocked_processes(Path(os.environ[LOG])):
+            with contextlib.suppress(FileExistsError):
+                blocked.symlink_to(str(os.getpid()))  # at once, and once
+                time.sleep(1e6)
     return hilly(workload, strategy)
 
 
-def blocked_process(log: Path) -> Path:
-    """A link to nowhere: the id of the process that `kept` keeps."""
-    return log.parent / "held"
+def blocked_processes(log: Path) -> tuple[Path, Path]:
+    """Links to nowhere: the ids of the processes that `kept` keeps."""
+    return log.parent / "held_first", log.parent / "held_second"
 
 
 def gated(workload: Workload, strategy: Strategy) -> Measurement:

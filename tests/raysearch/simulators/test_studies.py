@@ -21,7 +21,7 @@ from raysearch.studies.study_display import Displays, StudyBars, StudyDisplay
 from raysearch.studies.study_file import Study, StudyFile, check_study, run_dir
 from tests.conftest import run_here
 from tests.processes import LONGEST_S, descendants, wait_until
-from tests.raysearch.simulators.boxes import BAD_BATCH, blocked_process
+from tests.raysearch.simulators.boxes import BAD_BATCH, blocked_processes
 
 BOXES = "tests.raysearch.simulators.boxes:"
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_of_nine")]
@@ -61,40 +61,39 @@ def digests_alone(planned: Study, box: str, folder: Path, study_folder: Path) ->
     return found
 
 
-@pytest.mark.parametrize(("victim", "seed"), [("worker", 0), ("run", 5)])
-def test_a_process_killed_in_mid_call_changes_nothing(tmp_path: Path, log: Path, victim: str, seed: int) -> None:
-    # Seeds that come to the batch, and each its own: answers are kept, and what was asked about is not asked again.
-    planned = study("kept", workers=2, searchers=["random"], seeds=[seed], timeout_s=LONGEST_S)
-    blocked_process(log).unlink(missing_ok=True)
+def test_a_worker_and_a_run_killed_in_mid_call_change_nothing(tmp_path: Path, log: Path) -> None:
+    planned = study("kept", workers=2, searchers=["random"], timeout_s=LONGEST_S)
     over = threading.Event()
-    killer = threading.Thread(target=kill, args=(victim, log, over), daemon=True)
+    killer = threading.Thread(target=kill, args=(log, over), daemon=True)
     killer.start()
     try:
         run(planned, tmp_path / "study")
     finally:
         over.set()
     killer.join()
+    assert all(blocked.is_symlink() for blocked in blocked_processes(log))
     assert digests(tmp_path / "study") == digests_alone(planned, "hilly", tmp_path, tmp_path / "study")
 
 
-def kill(victim: str, log: Path, over: threading.Event) -> None:
-    """Kills the worker that `held` keeps, or the run that waits for it; the worker must end either way.
+def kill(log: Path, over: threading.Event) -> None:
+    """Kills the first worker that `kept` keeps, then the run that waits for the second one; both workers must end.
 
     However long the study takes to come to it, it comes before the study is over.
     """
-    while not blocked_process(log).is_symlink():
-        assert not over.wait(0.02)
-    worker = int(os.readlink(blocked_process(log)))
-    titles = descendants(os.getpid())
-    assert "ray::SimulatorWorker.evaluate" in titles[worker]
-    (waiting,) = [pid for pid, title in titles.items() if "ray::gpt_moe_1_2t_16k-random" in title]
-    os.kill(worker if victim == "worker" else waiting, signal.SIGKILL)
-    wait_until(lambda: worker not in descendants(os.getpid()))
+    for victim, blocked in zip(("worker", "run"), blocked_processes(log), strict=True):
+        while not blocked.is_symlink():
+            assert not over.wait(0.02)
+        worker = int(os.readlink(blocked))
+        titles = descendants(os.getpid())
+        assert "ray::SimulatorWorker.evaluate" in titles[worker]
+        (waiting,) = [pid for pid, title in titles.items() if "ray::gpt_moe_1_2t_16k-random" in title]
+        os.kill(worker if victim == "worker" else waiting, signal.SIGKILL)
+        wait_until(lambda worker=worker: worker not in descendants(os.getpid()))
 
 
 def test_a_black_box_that_fails_ends_its_runs_with_the_strategy_and_the_reason(tmp_path: Path) -> None:
     # Further ways to fail are those of a run: tests/raysearch/simulators/test_workers.py.
-    planned = study("dies", budget=300, searchers=["random"], timeout_s=1.0)
+    planned = study("dies", budget=300, searchers=["random"], timeout_s=1.0, retries=0)
     with pytest.raises(RunFailed, match=r"failed on Strategy\(.*batch=64.*process died"):
         run(planned, tmp_path / "study")
     rows = read_rows(run_dir(tmp_path / "study", "gpt_moe_1_2t_16k-random-s0"))

@@ -197,7 +197,7 @@ def twice(tiny_workload: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """A folder, and how a study ended that was started there twice at once: as it should, and refused."""
     folder = tmp_path_factory.mktemp("study")
     study = write_whole_study(folder, tiny_workload)
-    command = raysearch_command("study", study, "--out", folder / "out", "--set", "cpus=2", "--json")
+    command = raysearch_command("study", study, "--out", folder / "out", "--set", "cpus=1", "--json")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": command_environment()}
     both = [subprocess.Popen(command, **pipes) for _ in range(2)]
     printed = [process.communicate(timeout=LONGEST_S) for process in both]

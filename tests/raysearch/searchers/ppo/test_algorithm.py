@@ -21,6 +21,7 @@ from raysearch.simulators.protocol import InProcess
 from sim.simulate import evaluate
 from tests.processes import descendants
 from tests.raysearch.simulators.boxes import BAD_BATCH
+from tests.raysearch.simulators.overtaken import assert_order_repeats_run
 
 BUDGET = 45
 WORKLOAD = {"workload": "gpt_moe_1_2t_16k"}
@@ -151,6 +152,12 @@ def test_its_environment_replaces_a_worker_that_is_killed_and_its_rows_repeat_th
     figures = ["call", "asked", "raw", "best"]
     assert read_rows(folder, figures).equals(read_rows(tmp_path / "again", figures))
     run.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("searcher", ["ppo_paper", "ppo"])
+def test_the_recorded_order_of_answers_repeats_a_search_bit_by_bit(searcher, tmp_path):
+    assert_order_repeats_run(searcher, 23, tmp_path)
 
 
 @pytest.mark.slow

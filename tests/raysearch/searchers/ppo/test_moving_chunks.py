@@ -8,6 +8,7 @@ import ray
 from ray import tune
 from ray.tune.logger import TBXLoggerCallback
 
+from raysearch.processes.ray_internals import without_what_nobody_asks
 from raysearch.searchers.ppo.algorithm import LearnToShard
 
 HOST = {"num_cpus": 1, "object_store_memory": 100 * 1024**2}
@@ -26,11 +27,12 @@ def cluster(tmp_path, monkeypatch):
     watch = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
     needless = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
     head = {**HOST, "num_cpus": 0, **needless, "_system_config": watch}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    with without_what_nobody_asks():
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
 
 
 class KillHost(tune.Callback):
