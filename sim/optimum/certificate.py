@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sim.evaluation import Evaluation
-from sim.optimum.bounds import Bounds, Least, Mesh, Multipliers
+from sim.optimum.bounds import Bounds, Mesh, Multipliers
 from sim.optimum.spaces import Space
 from sim.serving.confidence import slower
 from sim.simulate import degree_violations
@@ -94,9 +94,8 @@ def _halved(bounds: Bounds, part: int, mesh: Mesh, pp: int, reached: float) -> I
     ranges = [(0, len(batches) - 1)]
     while ranges:
         low, high = ranges.pop()
-        if bounds.runs(mesh, batches[low]) and low < high and not bounds.runs(mesh, batches[high]):
-            pass  # halved until the scheduler's limit lies between two ranges
-        else:
+        # halved until the scheduler's limit lies between two ranges
+        if low == high or not bounds.runs(mesh, batches[low]) or bounds.runs(mesh, batches[high]):
             leaf = _bounded(bounds, Leaf(part, mesh, pp, low, high, Multipliers(), math.inf), reached)
             if low == high or _ruled_out(bounds, leaf, reached):
                 yield leaf
@@ -117,37 +116,36 @@ def _bounded(bounds: Bounds, leaf: Leaf, reached: float) -> Leaf:
     if not bounds.runs(leaf.mesh, low):
         return leaf
 
-    def least(multipliers: Multipliers) -> Least:
-        return bounds.least(leaf.mesh, leaf.pp, low, high, multipliers)
+    def under(multipliers: Multipliers) -> Leaf:
+        least = bounds.least(leaf.mesh, leaf.pp, low, high, multipliers)
+        return leaf._replace(multipliers=multipliers, step_s=least.value)
 
-    found = leaf._replace(step_s=least(Multipliers()).value)
+    found = under(Multipliers())
     if _ruled_out(bounds, found, reached) or not math.isfinite(found.step_s):
         return found
     workload, factors = bounds.space.workload, slower(bounds.space.workload)
     scales = Multipliers(
-        found.step_s / factors.tpot_limit_s if factors.tpot_limit_s < math.inf else 0.0,
-        found.step_s / factors.ttft_limit_s if factors.ttft_limit_s < math.inf else 0.0,
+        found.step_s / factors.tpot_limit_s,
+        found.step_s / factors.ttft_limit_s,
         found.step_s / workload.hbm_limit_bytes,
     )
     for at, scale in enumerate(scales):  # nothing keeps within the limit, whatever else
-        alone = Multipliers()._replace(**{Multipliers._fields[at]: scale * _PROHIBITIVE})
-        tried = leaf._replace(multipliers=alone, step_s=least(alone).value)
+        tried = under(Multipliers()._replace(**{Multipliers._fields[at]: scale * _PROHIBITIVE}))
         if _ruled_out(bounds, tried, reached):
             return tried
     if low == high:
         for at, scale in enumerate(scales):
-            found = max(found, _searched(found, at, scale, least), key=lambda each: each.step_s)
+            found = max(found, _searched(found, at, scale, under), key=lambda each: each.step_s)
             if _ruled_out(bounds, found, reached):
                 break
     return found
 
 
-def _searched(leaf: Leaf, at: int, scale: float, least: Callable[[Multipliers], Least]) -> Leaf:
+def _searched(leaf: Leaf, at: int, scale: float, under: Callable[[Multipliers], Leaf]) -> Leaf:
     """The leaf under the best multiplier of one limit that golden section finds: the bound is concave in it."""
 
     def tried(power: float) -> Leaf:
-        multipliers = leaf.multipliers._replace(**{Multipliers._fields[at]: scale * math.exp(power)})
-        return leaf._replace(multipliers=multipliers, step_s=least(multipliers).value)
+        return under(leaf.multipliers._replace(**{Multipliers._fields[at]: scale * math.exp(power)}))
 
     low, high = -6.0, 6.0
     inner = [tried(high - _GOLDEN * (high - low)), tried(low + _GOLDEN * (high - low))]

@@ -54,22 +54,6 @@ class Unit:
         """Whether every op has a choice that breaks no limit."""
         return all(self.attention.allowed.values()) and all(self.experts.allowed.values())
 
-    def apart(self, left: Front, right: Front) -> FrontFigures:
-        """Figures of whole layers, [left * right] of them, but for the residual stream's way between the sides.
-
-        Args:
-            left: Combinations of attention's side.
-            right: Of the experts'.
-        """
-        times_s = left.figures.times_s[..., :, None] + right.figures.times_s[..., None, :]
-        size = times_s.shape[-1] * times_s.shape[-2]
-        return FrontFigures(
-            times_s.reshape(*times_s.shape[:2], size),
-            (left.figures.weight_bytes[:, :, None] + right.figures.weight_bytes[:, None, :]).reshape(-1, size),
-            (left.figures.kv_bytes[:, :, None] + right.figures.kv_bytes[:, None, :]).reshape(-1, size),
-            np.maximum.outer(left.figures.peak_bytes, right.figures.peak_bytes).reshape(size),
-        )
-
     def crossed(self, layers: Layers) -> Layers:
         """Some of them with that way."""
         times_s = layers.figures.times_s.copy()
@@ -160,18 +144,26 @@ def all_layers(units: Sequence[Unit]) -> Layers:
 
 def layers_apart(unit: Unit) -> Layers:
     """Combinations of one unit that break no limit, but for the residual stream's way between the sides."""
-    return _layers_of(unit, unit.attention.front, unit.experts.front)
+    fronts = unit.attention.front, unit.experts.front
+    parts = tuple(zip(fronts, _every_pair(*(len(front.choices) for front in fronts)), strict=True))
+    left, right = (front.figures.of(rows) for front, rows in parts)
+    figures = FrontFigures(
+        left.times_s + right.times_s,
+        left.weight_bytes + right.weight_bytes,
+        left.kv_bytes + right.kv_bytes,
+        np.maximum(left.peak_bytes, right.peak_bytes),
+    )
+    return Layers(figures, parts, (0,) * len(unit.groups))
 
 
-def _layers_of(unit: Unit, left: Front, right: Front) -> Layers:
-    row, column = np.arange(len(left.choices)), np.arange(len(right.choices))
-    parts = (left, np.repeat(row, len(column))), (right, np.tile(column, len(row)))
-    return Layers(unit.apart(left, right), parts, (0,) * len(unit.groups))
+def _every_pair(some: int, more: int) -> tuple[Ints, Ints]:
+    """[some * more] rows of the one and of the other."""
+    return np.repeat(np.arange(some), more), np.tile(np.arange(more), some)
 
 
 def _pairs(some: Layers, more: Layers) -> Layers:
-    size, others = some.figures.peak_bytes.size, more.figures.peak_bytes.size
-    mine, its = some.of(np.repeat(np.arange(size), others)), more.of(np.tile(np.arange(others), size))
+    rows = _every_pair(some.figures.peak_bytes.size, more.figures.peak_bytes.size)
+    mine, its = some.of(rows[0]), more.of(rows[1])
     figures = FrontFigures(
         np.concatenate([mine.figures.times_s, its.figures.times_s], axis=1),
         np.concatenate([mine.figures.weight_bytes, its.figures.weight_bytes]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from sim.evaluation import Explanation, OpBreakdown
@@ -157,10 +158,6 @@ def _first_producer(layer: Layer, op: FusedOp) -> FusedOp:
     return layer.op(layer.tensor(op.inputs[0]).producer)
 
 
-def _total_s(kernel: KernelTime) -> float:
-    return kernel.total_s
-
-
 def _breakdown(
     rank: Rank, op: FusedOp, choices: Mapping[str, int], own: OpParts, waits: Sequence[Collective]
 ) -> OpBreakdown:
@@ -184,6 +181,6 @@ def _breakdown(
         memory_time_s=memory_s,
         kernel_time_s=kernel_s,
         communication_time_s=communication_s,
-        bound="communication" if communication_s >= kernel_s else max(kernels, key=_total_s).bound,
+        bound="communication" if communication_s >= kernel_s else max(kernels, key=attrgetter("total_s")).bound,
         group=rank.layers.name,
     )
