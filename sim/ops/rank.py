@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from sim.arrays import Lanes, by_distinct, picked
 from sim.layers.choices import ShardedDim
@@ -100,6 +100,8 @@ class Rank:
         workload: As given.
         layer_group: Index of the layers' group in the model.
         layers: That group.
+        attention: How they mix tokens, for ops that only such layers have.
+        feed_forward: Their feed-forward network, for ops that only layers with one have.
         load: What is in the step.
         tp: GPUs of the group: in the extended space those that share a sequence's attention (tp * cp), or those that
             share an expert (moe_tp).
@@ -113,6 +115,7 @@ class Rank:
         in_lanes: Whether degrees and load are `sim.arrays.Lanes`: this is then a GPU of many meshes each.
         memo, memo_of_tokens: Costs of this GPU that are known, and those in which the experts have no part.
         sizes: The layer on one group, before the tp axis shards it.
+        widths: Columns of every whole tensor, and bytes per element, by name.
         activation_each: Bytes per element of an activation.
         expert_dtype: Format of the experts' weights: the deployment's, or the one they are published in.
     """
@@ -134,6 +137,8 @@ class Rank:
         self.workload = workload
         self.layer_group = layer_group
         self.layers = workload.model.groups[layer_group]
+        self.attention = cast("Attention", self.layers.attention)
+        self.feed_forward = cast("FeedForward", self.layers.feed_forward)
         self.load = load
         self.tp = tp
         self.ep = ep
@@ -148,7 +153,7 @@ class Rank:
         self.tp_group = tp_group(tp, *workload.hardware.tiers)
         self.activation_each = DTYPE_BYTES[workload.precisions.activations]
         self.expert_dtype: Dtype = workload.model.expert_dtype or workload.precisions.weights
-        self._widths = _widths(workload, layer_group, layer)
+        self.widths = _widths(workload, layer_group, layer)
         self.memo = Memo()
         self.in_lanes = isinstance(tp, Lanes)
         if self.in_lanes:
@@ -171,18 +176,6 @@ class Rank:
         found.sizes = replace(sizes, **{each.name: picked(getattr(sizes, each.name), lanes) for each in fields(sizes)})
         found.memo, found.memo_of_tokens = Memo(), Memo()
         return found
-
-    @property
-    def attention(self) -> Attention:
-        """How the layers mix tokens, for ops that only such layers have."""
-        assert self.layers.attention is not None
-        return self.layers.attention
-
-    @property
-    def feed_forward(self) -> FeedForward:
-        """Their feed-forward network, for ops that only layers with one have."""
-        assert self.layers.feed_forward is not None
-        return self.layers.feed_forward
 
     @property
     def token_groups(self) -> int:
@@ -224,24 +217,20 @@ class Rank:
         """Columns of the queries, keys and values of a GPU's heads when heads are sharded."""
         return self.attention.local_qkv_width(*self.local_heads())
 
-    def width(self, tensor: Tensor) -> tuple[int, float]:
-        """Columns of a whole tensor, and bytes per element."""
-        return self._widths[tensor.name]
-
     def columns_of(self, tensor: Tensor, degree: int) -> int:
         """Columns of a tensor on one of so many GPUs that share them; heads take the KV heads that they read along."""
         if tensor.name == "qkv" and degree > 1:
             return self.attention.local_qkv_width(*self.heads_of(degree))
-        return math.ceil(self._widths[tensor.name][0] / degree)
+        return math.ceil(self.widths[tensor.name][0] / degree)
 
     def tensor_bytes(self, tensor: Tensor) -> float:
         """Bytes of a whole tensor on one group: the V of the redistribution table."""
-        columns, each = self._widths[tensor.name]
+        columns, each = self.widths[tensor.name]
         return self._rows(tensor) * columns * each
 
     def local_bytes(self, tensor: Tensor, sharded: ShardedDim) -> float:
         """Bytes of a tensor on this GPU when tp shards that dim of it."""
-        columns, each = self._widths[tensor.name]
+        columns, each = self.widths[tensor.name]
         if isinstance(sharded, GridShard):
             rows = self._rows(tensor)
             degrees = sub_degrees(self.tp, sharded.inner_ranks)

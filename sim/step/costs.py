@@ -227,7 +227,7 @@ def _routed(rank: Rank, move: Move) -> tuple[Collective, ...]:
         return ()
     degree = math.prod(ranks for ranks, *lies in zip((outer, inner), *move.route, strict=True) if Shard(1) in lies)
     columns = degree * rank.columns_of(move.tensor, degree)
-    whole_columns, each_bytes = rank.width(move.tensor)
+    whole_columns, each_bytes = rank.widths[move.tensor.name]
     rows = rank.tensor_bytes(move.tensor) / (whole_columns * each_bytes)
     return mesh_collectives(
         rank.workload.hardware,
@@ -245,7 +245,12 @@ def move_s(rank: Rank, move: Move | None) -> float:
     if move is None or rank.tp == 1:
         return 0.0
     if rank.in_lanes:  # as other moves of as large a tensor
-        key = move.kind, move.tensor if move.by_heads else rank.width(move.tensor), move.tensor.by_expert, move[2:]
+        key = (
+            move.kind,
+            move.tensor if move.by_heads else rank.widths[move.tensor.name],
+            move.tensor.by_expert,
+            move[2:],
+        )
         found = rank.memo.alike.get(key)
         if found is None:
             found = rank.memo.alike[key] = _move_s(rank, move)
@@ -259,7 +264,7 @@ def _move_s(rank: Rank, move: Move) -> float:
     tensor_bytes = move.tensor_bytes(rank)
     if costs_the_difference(rank, move):
         return seconds(_widened(rank, move, tensor_bytes))
-    return rank.tp_s(move.kind, tensor_bytes, rank.width(move.tensor)[1])
+    return rank.tp_s(move.kind, tensor_bytes, rank.widths[move.tensor.name][1])
 
 
 def moved(rank: Rank, move: Move | None) -> tuple[Collective, ...]:
@@ -271,7 +276,7 @@ def moved(rank: Rank, move: Move | None) -> tuple[Collective, ...]:
     tensor_bytes = move.tensor_bytes(rank)
     if costs_the_difference(rank, move):
         return _widened(rank, move, tensor_bytes)
-    return rank.tp_collective(move.kind, move.tensor.name, tensor_bytes, rank.width(move.tensor)[1])
+    return rank.tp_collective(move.kind, move.tensor.name, tensor_bytes, rank.widths[move.tensor.name][1])
 
 
 def costs_the_difference(rank: Rank, move: Move) -> bool:
