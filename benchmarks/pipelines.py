@@ -74,7 +74,8 @@ def main() -> None:
 def always_busy(workload: Workload, strategy: Strategy) -> float:
     """Tokens/s/GPU if no microbatch ever waited for another's prompts, nor for the engine on each stage."""
     priced, alone = steady_state(workload, strategy), batching(workload, strategy.batch, strategy.attention_dp)
-    return alone.tokens * strategy.pp / (alone.step_s(priced.decode_s, priced.mixed_s) * strategy.gpus)
+    steps = alone.steps(priced.decode_s, priced.mixed_s)
+    return alone.tokens * strategy.pp / (steps.step_s * strategy.gpus)
 
 
 def replayed(workload: Workload, strategy: Strategy, case: Case) -> float:

@@ -6,8 +6,9 @@ import math
 import operator
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -148,8 +149,8 @@ def picked(value: Any, lanes: Any) -> Any:
 # --- functions of numbers or arrays -------------------------------------------------------------------
 
 
-def _mapped(function: Callable[[float], float], x: Any) -> Any:
-    found: Any = np.array(list(map(function, x.tolist())))
+def _mapped(function: Callable[..., float], x: Any, *more: Iterable[float]) -> Any:
+    found: Any = np.fromiter(map(function, x.tolist(), *more), np.float64, x.size)
     return found.view(type(x))
 
 
@@ -180,9 +181,7 @@ def sqrt_of(x: Any) -> Any:
 
 def hypot_of(x: Any, y: float) -> Any:
     """`math.hypot` of a float, or at each place of an array `[n]`, and another float."""
-    if not isinstance(x, _ARRAY):
-        return math.hypot(x, y)
-    return np.fromiter([math.hypot(each, y) for each in x.tolist()], np.float64, x.size)
+    return _mapped(math.hypot, x, repeat(y)) if isinstance(x, _ARRAY) else math.hypot(x, y)
 
 
 def larger(*terms: Any) -> Any:
@@ -204,10 +203,8 @@ def add_up(terms: Sequence[Any] | Floats) -> Any:
     >>> add_up([0.1] * 10) == sum([0.1] * 10), (add_up([np.full(2, 0.1)] * 10) == sum([0.1] * 10)).tolist()
     (True, [True, True])
     """
-    if isinstance(terms, np.ndarray) and not _COMPENSATED:
-        return terms.cumsum(axis=0)[-1]  # one after the other; numpy's sum would pair them
-    if not _COMPENSATED or not _arrays(terms):
-        return sum(terms)
+    if not _COMPENSATED or not any(isinstance(term, _ARRAY) for term in terms):
+        return sum(terms)  # one after the other; numpy's would pair them
     total, lost = np.zeros(()), np.zeros(())
     for term in terms:
         more = total + term
@@ -220,7 +217,3 @@ def add_up(terms: Sequence[Any] | Floats) -> Any:
 def dot(coefficients: Sequence[float], terms: Sequence[Any]) -> Any:
     """The sum of products."""
     return add_up(list(map(operator.mul, coefficients, terms)))
-
-
-def _arrays(terms: Sequence[Any] | Floats) -> bool:
-    return any(isinstance(term, _ARRAY) for term in terms)

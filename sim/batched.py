@@ -14,12 +14,13 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any, NamedTuple, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.arrays import NO_LANES, Diverges, Flags, Floats, Ints, Lanes, add_up, figures_in_lanes
+from sim.arrays import NO_LANES, Diverges, Flags, Floats, Ints, Lanes, add_up, figures_in_lanes, log_of
 from sim.canonical import dims_matter
 from sim.engines.engine_registry import engine_rules_of
 from sim.evaluation import Evaluation, Violation
@@ -28,15 +29,16 @@ from sim.layers.ops import FusedOp
 from sim.ops.dims import dims_of
 from sim.ops.rank import OpCost, Rank
 from sim.prices.engine import EngineTimes
+from sim.prices.mesh import STAGE_PAIRS, stage_pair
 from sim.prices.priced import Interval
 from sim.serving.confidence import ROUNDING, at_confidence_s, slower, surely_kept
 from sim.serving.phases import Batching, Pace, batching, most_sequences, phase_of
 from sim.simulate import degree_limits, evaluate, latency_limits, running_requests
-from sim.step.attention_expert_meshes import Stack, sides_of
+from sim.step.attention_expert_meshes import Stack, on_attention_alone, sides_of
 from sim.step.breakdown import draft_parts, trusted, unsure_s
 from sim.step.costs import token_rows
 from sim.step.many_meshes import MOST_IN_LANES, ManyMeshes, branches_alike
-from sim.step.pipeline import Pair, Stage, pipeline, side_by_side
+from sim.step.pipeline import Pair, Stage, pipeline
 from sim.step.stage import (
     Base,
     VocabularySeconds,
@@ -46,7 +48,7 @@ from sim.step.stage import (
     stage_bytes,
     stage_s,
     step_sum,
-    stream_send_s,
+    stream_to_s,
     vocabulary_seconds,
 )
 from sim.strategy import FIRST_DECLARED, MOST_CHOICES, Strategy
@@ -114,6 +116,22 @@ class Strategies(Sequence[Strategy]):
 
 
 _COLUMNS = tuple(each.name for each in fields(Strategies))
+_DEGREE_COLUMNS = ("tp", "cp", "dp", "ep", "batch", "pp")
+"""In the order of what is known of meshes and pipelines."""
+
+
+class _Block(NamedTuple):
+    """Strategies that are added up together.
+
+    Attributes:
+        columns: They, n.
+        degrees: Theirs, as `_DEGREE_COLUMNS` has them, `[6, n]`.
+        entries: Of their choices, `[addends, n]`; see `_Entries`.
+    """
+
+    columns: Strategies
+    degrees: Ints
+    entries: Ints
 
 
 @final
@@ -176,15 +194,14 @@ def evaluate_many(workload: Workload, strategies: Sequence[Strategy]) -> Evaluat
     """
     columns = strategies if isinstance(strategies, Strategies) else _columns(workload, strategies)
     terms = _terms(workload, all_declared())
-    places = terms.checked(columns)
+    blocks = terms.blocks(columns)
     own_vocabulary = strategies is not columns and any(each.vocabulary for each in strategies)
     if len(columns) < FEW or own_vocabulary:
         one_by_one = zip(*(_figures(evaluate(workload, each)) for each in strategies), strict=True)
         return Evaluations(workload, strategies, *map(np.array, one_by_one))
-    if len(columns) <= terms.block:
-        return Evaluations(workload, strategies, *terms.figures(columns, places))
-    blocks = [terms.figures(columns[its], places[:, its]) for its in terms.blocks(len(columns))]
-    return Evaluations(workload, strategies, *(np.concatenate(figures) for figures in zip(*blocks, strict=True)))
+    found = [terms.figures(*block) for block in blocks]
+    figures = map(np.concatenate, zip(*found, strict=True)) if len(found) > 1 else found[0]
+    return Evaluations(workload, strategies, *figures)
 
 
 class StepSeconds(NamedTuple):
@@ -215,8 +232,7 @@ def step_seconds(workload: Workload, strategies: Strategies) -> StepSeconds:
         StrategyError: See `evaluate_many`.
     """
     terms = _terms(workload, all_declared())
-    places = terms.checked(strategies)
-    parts = [terms.step_seconds(strategies[its], places[:, its]) for its in terms.blocks(len(strategies))]
+    parts = [terms.step_seconds(*block) for block in terms.blocks(strategies)]
     return StepSeconds(
         {op: np.concatenate([part.kernels[op] for part in parts]) for op in parts[0].kernels},
         {op: np.concatenate([part.collectives[op] for part in parts]) for op in parts[0].collectives},
@@ -246,17 +262,20 @@ def _columns(workload: Workload, strategies: Sequence[Strategy]) -> Strategies:
 _PACE, _TIMES = (tuple(each.name for each in fields(of)) for of in (Pace, EngineTimes))
 _FIGURES = 6
 """Of an op beside its seconds: bytes of weights, KV cache and activations; what its choice misses limits by."""
+_BASE = len(Base._fields)
 _STATE = len(_PACE) + len(_TIMES) + 2
 """Numbers of a batching."""
-_DEGREES = _STATE + 3
-"""Of a pipeline: those, requests that a scheduler lets run, and the rows of the mesh and of the stages."""
+_MESH = _STATE + 1
+_DEGREES = _MESH + 3
+"""Of a pipeline: those, requests that a scheduler lets run, the rows of the mesh and of the stages, and `_SENDS` where
+the stream is sent to none, or more."""
+_SENDS = 2
+"""Figures of what is around the layers before those of a stream that is sent on, in each kind of step."""
 
 
 def _numbers_of(state: Batching) -> tuple[Any, ...]:
     """Numbers of a batching, as `_state_of` takes them."""
-    pace, times = state.pace, state.times
-    its = [getattr(pace, name) for name in _PACE], [getattr(times, name) for name in _TIMES]
-    return *its[0], *its[1], state.in_flight, state.tokens
+    return *attrgetter(*_PACE)(state.pace), *attrgetter(*_TIMES)(state.times), state.in_flight, state.tokens
 
 
 def _state_of(numbers: Floats, like: Batching) -> Batching:
@@ -317,8 +336,8 @@ class _Split:
 
 _Mesh = tuple[int, ...]
 """tp, cp, dp, ep, batch; and pp of a pipeline."""
-_Price = Callable[..., list[float]]
-"""From a GPU in each kind of step, choices, and pp where rows are pipelines, to figures of an addend."""
+_Price = Callable[[Sequence[Stack], tuple[int, ...]], list[float]]
+"""From a GPU in each kind of step, and choices, to figures of an addend."""
 
 
 class _Addend(NamedTuple):
@@ -376,70 +395,56 @@ class _Entries:
 
 
 class _Table:
-    """What addends come to on meshes at a batch, or in pipelines: `[rows, entries, width]`, as it is asked for.
+    """What addends come to on meshes at a batch: `[rows, entries, width]`, as it is asked for.
 
     Args:
         entries: Of each what prices it, its choices, and `_Addend.shares`.
         width: Most figures of an addend.
-        first: The number of its first entry.
 
     Attributes:
-        rows: Of each mesh or pipeline that is known.
-        keys: The same in the order of the rows.
+        keys: The mesh of each row.
     """
 
-    def __init__(self, entries: Sequence[tuple[_Price, tuple[int, ...], bool]], width: int, first: int = 0) -> None:
-        self.entries, self._width, self._first = entries, width, first
+    def __init__(self, entries: Sequence[tuple[_Price, tuple[int, ...], bool]], width: int) -> None:
+        self.entries = entries
         self.alone = set[int]()  # entries that are priced mesh by mesh
-        self.rows, self.keys = dict[_Mesh, int](), list[_Mesh]()
+        self.keys = list[_Mesh]()
         self._array: Floats = np.zeros((0, width))
-        self._known: Flags = np.zeros(0, bool)
 
     @property
     def row_bytes(self) -> int:
         """Of one row."""
-        return 8 * len(self.entries) * self._width
+        return 8 * len(self.entries) * self._array.shape[1]
 
-    def begin(self, key: _Mesh) -> None:
-        """Has one more row, of which nothing is known."""
-        row = self.rows[key] = len(self.keys)
-        self.keys.append(key)
+    def begin(self, row: int, key: _Mesh) -> None:
+        """Has a row of a mesh behind the others, of which nothing is known."""
+        self.keys[row:] = [key]
         start, end = row * len(self.entries), (row + 1) * len(self.entries)
-        self._array, self._known = _with_room(self._array, end), _with_room(self._known, end)
-        self._known[start:end] = False
+        self._array = _with_room(self._array, end)
+        self._array[start:end] = [math.nan, *[0.0] * (self._array.shape[1] - 1)]
+        self._lines: Any = self._array.view(f"V{8 * self._array.shape[1]}")[:, 0]  # are taken twice as fast
 
-    def clear(self) -> None:
-        """Begins anew."""
-        self.rows.clear()
-        self.keys.clear()
+    def figures(self, rows: Ints, entries: Ints) -> tuple[Floats, list[int]]:
+        """Figures `[addends, n, width]`, and the places of those that nobody asked for before.
 
-    def wanted(self, rows: Ints, entries: Ints) -> Ints:
-        """Where figures stand `[addends, n]`; rows `[n]`, entries `[addends, n]`."""
-        return entries + (len(self.entries) * rows - self._first)
-
-    def figures(self, wanted: Ints) -> Floats:
-        """`[addends, n, width]` of what stands somewhere `[addends, n]`."""
-        return self._array.take(wanted, axis=0)
-
-    def unknown(self, wanted: Ints) -> list[int]:
-        """Where nobody asked before."""
-        known = self._known.take(wanted)
-        return [] if known.all() else sorted(set(wanted[~known].tolist()))  # np.unique would import much of numpy
+        Args:
+            rows: `[n]`.
+            entries: Of the addends `[addends, n]`.
+        """
+        wanted = entries + len(self.entries) * rows
+        figures = self._lines.take(wanted).view(np.float64).reshape(*wanted.shape, -1)
+        unknown = np.isnan(figures[..., 0])
+        return figures, sorted(set(wanted[unknown].tolist())) if unknown.any() else []
 
     def work_out(self, stacks: Sequence[Stack], row: int, entries: Sequence[int]) -> None:
         """Prices some entries of a row, on a GPU in each kind of step."""
-        figures, stages = list[list[float]](), self.keys[row][5:]
         for entry in entries:
             price, choices, _ = self.entries[entry]
-            its = price(stacks, choices, *stages)
-            figures.append(its + [0.0] * (self._width - len(its)))
-        self.keep([row * len(self.entries) + entry for entry in entries], np.array(figures))
+            self.keep(row * len(self.entries) + entry, price(stacks, choices))
 
     def keep(self, places: Any, figures: Any) -> None:
         """Knows the figures `[.., figures]` that stand in some place or places."""
-        width = np.shape(figures)[-1]
-        self._array[places, :width], self._array[places, width:] = figures, 0.0
-        self._known[places] = True
+        self._array[places, : np.shape(figures)[-1]] = figures
 
 
 def _with_room(array: NDArray[Any], rows: int) -> NDArray[Any]:
@@ -459,16 +464,13 @@ def _base_figures(stacks: Sequence[Stack], _choices: tuple[int, ...]) -> list[fl
     return [*base_of(stacks[-1]), *(len(each.ranks) == 1 for each in stacks[0])]
 
 
-def _limits(rank: Rank, op: FusedOp, choice: int, broken: str | None) -> tuple[float, float, float]:
+def _limits(rank: Rank, op: FusedOp, choice: int, broken: str | None) -> list[float]:
     """By how much an op's choice misses limits on heads, tokens and support."""
-    heads, tokens, unsupported = 0.0, 0.0, 0.0
-    if broken == "heads":
-        heads = Violation("heads", rank.tp, rank.attention.heads, "").excess
-    elif broken == "tokens":
-        tokens = Violation("tokens", rank.tp, token_rows(rank, op, choice), "").excess
-    elif broken == "unsupported":
-        unsupported = Violation("unsupported", rank.tp, 1, "").excess
-    return heads, tokens, unsupported
+    if broken is None:
+        return [0.0, 0.0, 0.0]
+    allowed = rank.attention.heads if broken == "heads" else token_rows(rank, op, choice) if broken == "tokens" else 1
+    excess = Violation("unsupported", rank.tp, allowed, "").excess
+    return [excess * (broken == kind) for kind in ("heads", "tokens", "unsupported")]
 
 
 _DEGREE_LIMITS = 6
@@ -479,14 +481,12 @@ class _Known(NamedTuple):
     """What is known of some strategies at some batches, `[.., n]`, whether or not their requests have room.
 
     Attributes:
-        pipelines: Rows of what is kept by mesh, batch and pipeline degree.
+        about: What degrees and batches alone decide, `[numbers, n]`.
         addends: Figures of all addends, `[addends, n, width]`.
-        send_s: In which a stage sends its residual stream on, `[n, kinds]`.
     """
 
-    pipelines: Ints
+    about: Floats
     addends: Floats
-    send_s: Floats
 
 
 @lru_cache(maxsize=2)
@@ -496,16 +496,12 @@ def _terms(workload: Workload, _declared: Hashable) -> _Terms:
 
 
 class _Terms:
-    """Addends of a workload's steps in tables: by mesh and batch, and those of pipelines by pipeline degree, too.
-
-    Attributes:
-        block: Strategies that are added up together at most.
-    """
+    """Addends of a workload's steps in tables by mesh and batch, and what degrees alone decide of pipelines."""
 
     def __init__(self, workload: Workload) -> None:
         choices = [dim.choices for dim in dims_of(workload)]
         self._workload, self._sum = workload, step_sum(workload)
-        self._place, self._dims = np.full((len(choices), MOST_CHOICES), -1.0), np.arange(len(choices))[:, None]
+        self._place, self._dims = np.full((len(choices), MOST_CHOICES), -1.0), MOST_CHOICES * np.arange(len(choices))
         for dim, known in enumerate(choices):
             self._place[dim, list(known)] = range(len(known))
         self._like, self._factors = batching(workload, 1, 1), slower(workload)
@@ -525,14 +521,12 @@ class _Terms:
             self._seconds = max(self._seconds, self._kinds * max(map(len, layer.waiting)))
         addends += [_Addend(self._sum.meetings[pair], partial(self._meeting, pair)) for pair in self._pairs]
         addends += [_Addend([self._sum.leaves], self._vocabulary), _Addend((), _base_figures, unsure=self._draft)]
-        known = len(Base._fields) + len(groups)
         self._entries = _Entries(addends, choices)
-        each, width = self._entries.each, max(self._stored + _FIGURES, self._seconds, known)
+        self._tiers, racks = workload.hardware.tiers, workload.hardware.collectives.rack
+        self._next = STAGE_PAIRS if racks else STAGE_PAIRS[:2]
+        self._around = self._kinds * (_SENDS + 1 + len(self._next))
+        each, width = self._entries.each, max(self._stored + _FIGURES, self._seconds, self._around, _BASE + len(groups))
         self._of_mesh = _Table([(addend.price, chosen, addend.shares) for addend, chosen in each], width)
-        (first, *_), ends = zip(
-            *[(at, chosen) for at, (addend, chosen) in enumerate(each) if addend is addends[-2]], strict=True
-        )
-        self._of_pipeline = _Table([(self._send_s, chosen, True) for chosen in ends], self._kinds, first)
         self._of_guard = _Table(
             [(addend.unsure or addend.price, chosen, True) for addend, chosen in each], self._stored
         )
@@ -540,12 +534,13 @@ class _Terms:
         self._on_attention = [np.array([op.side == "attention" for op in group.layer.layer.ops]) for group in groups]
         row_bytes = self._of_mesh.row_bytes + self._factors.guarded * self._of_guard.row_bytes
         self._most = max(64, _TABLE_BYTES // row_bytes), _MOST_PIPELINES
-        self.block = min(_BLOCK, *self._most)
+        self._block = min(_BLOCK, *self._most)
         self._rules = engine_rules_of(workload)
         self._plans = self._rules.plans_of(workload) if self._rules else ()
+        self._pipelines, self._meshes = dict[bytes, int](), dict[_Mesh, int]()
         self._of_degrees = np.empty((0, _DEGREES + 2 + len(self._plans) + _DEGREE_LIMITS))
         self._depths: dict[int, int] = {}
-        self._stages: Stage | None = None  # arrays [stages, depths]
+        self._stages: Floats = np.empty((0, 0, 0))
 
     # --- addends ---------------------------------------------------------------------------------
 
@@ -575,51 +570,53 @@ class _Terms:
         return [meeting_s(stack, pair, choices) for stack in stacks]
 
     def _vocabulary(self, stacks: Sequence[Stack], choices: tuple[int, ...]) -> list[float]:
-        of_kinds = [vocabulary_seconds(stack[self._sum.end], 1, *choices)[:2] for stack in stacks]
+        ends = [stack[self._sum.end] for stack in stacks]
+        of_kinds = [
+            (*vocabulary_seconds(end, 1, *choices)[:3], *(stream_to_s(end, pair, *choices) for pair in self._next))
+            for end in ends
+        ]
         return [each_s for part in zip(*of_kinds, strict=True) for each_s in part]
-
-    def _send_s(self, stacks: Sequence[Stack], choices: tuple[int, ...], pp: Any) -> list[Any]:
-        return [stream_send_s(stack[self._sum.end], pp, *choices) for stack in stacks]
 
     # --- rows ------------------------------------------------------------------------------------
 
-    def _rows(self, columns: Strategies, batch: Ints) -> tuple[Ints, Ints]:
-        """Rows `[n]` by mesh, batch and pipeline degree, and by mesh and batch; all begin anew where room is short."""
-        degrees = columns.tp, columns.cp, columns.dp, columns.ep, batch, columns.pp
-        keys = list(zip(*(each.tolist() for each in degrees), strict=True))
-        known = self._of_pipeline.rows
-        if new := [key for key in dict.fromkeys(keys) if key not in known]:
-            meshes = {key[:5] for key in new if key[:5] not in self._of_mesh.rows}
-            if len(self._of_mesh.rows) + len(meshes) > self._most[0] or len(known) + len(new) > self._most[1]:
-                for table in (self._of_mesh, self._of_guard, self._of_pipeline):
-                    table.clear()
-                new = list(dict.fromkeys(keys))
-            self._begin(new)
-        rows = np.array([known[key] for key in keys])
-        return rows, self._of_degrees[rows, _DEGREES - 2].astype(np.int64)
+    def _rows(self, degrees: Ints) -> Ints:
+        """Rows `[n]` of pipelines; all begin anew where room is short."""
+        keys, known = degrees.T.copy().view(f"V{degrees.itemsize * len(degrees)}")[:, 0].tolist(), self._pipelines
+        rows = list(map(known.get, keys))
+        if None in rows:
+            new = {key: its for key, its in zip(keys, degrees.T.tolist(), strict=True) if key not in known}
+            meshes = {its[:5] for its in map(tuple, new.values())} - self._meshes.keys()
+            if len(self._meshes) + len(meshes) > self._most[0] or len(known) + len(new) > self._most[1]:
+                self._meshes.clear()
+                known.clear()
+                new = dict(zip(keys, degrees.T.tolist(), strict=True))
+            known.update(zip(new, self._begin([tuple(its) for its in new.values()]), strict=True))
+            rows = list(map(known.get, keys))
+        return np.array(rows)
 
-    def _begin(self, keys: Sequence[_Mesh]) -> None:
-        """Knows of pipelines what their degrees alone decide."""
-        start, meshes, numbers = len(self._of_pipeline.rows), self._of_mesh.rows, functools.cache(self._numbers)
+    def _begin(self, keys: Sequence[_Mesh]) -> range:
+        """Knows of pipelines what their degrees alone decide, in which rows."""
+        start, meshes, numbers = len(self._pipelines), self._meshes, functools.cache(self._numbers)
         self._of_degrees = _with_room(self._of_degrees, start + len(keys))
         for key in keys:
             if key[:5] not in meshes:
-                self._of_mesh.begin(key[:5])
+                self._of_mesh.begin(len(meshes), key[:5])
                 if self._factors.guarded:
-                    self._of_guard.begin(key[:5])
-            self._of_pipeline.begin(key)
+                    self._of_guard.begin(len(meshes), key[:5])
+                meshes[key[:5]] = len(meshes)
         rows = self._of_degrees[start : start + len(keys)]
         known = np.array([numbers(key[4], key[2]) for key in keys]).T
         state = _state_of(known[:-1], self._like).through(np.array([key[5] for key in keys]))
         for at, each in enumerate((*_numbers_of(state), known[-1])):
             rows[:, at] = each
-        rows[:, _DEGREES - 2 : _DEGREES] = [(meshes[key[:5]], self._depth(key[5])) for key in keys]
+        rows[:, _MESH:_DEGREES] = [(meshes[key[:5]], self._depth(key[5]), self._sends(key)) for key in keys]
         figures: Any = None
         if len(keys) >= _LEAST_MESHES and max(map(max, keys)) <= MOST_IN_LANES:
             columns = [np.array(column).view(Lanes) for column in zip(*keys, strict=True)]
             with suppress(*NO_LANES):
                 figures = figures_in_lanes(self._degrees, *columns)
         rows[:, _DEGREES:] = [self._degrees(*key) for key in keys] if figures is None else figures
+        return range(start, start + len(keys))
 
     def _numbers(self, batch: int, dp: int) -> tuple[float, ...]:
         """Of a batching what `_state_of` takes, and how many requests a scheduler lets run at once."""
@@ -633,14 +630,27 @@ class _Terms:
         counts = [len(list(texts)) for texts in refusals] or [0]
         return [dims_matter(strategy), *counts, *excess, *[0.0] * (_DEGREE_LIMITS - len(excess))]
 
+    def _sends(self, key: _Mesh) -> int:
+        """Where the seconds stand that a stage takes to send its residual stream on."""
+        tp, cp, dp, ep, _, pp = key
+        if pp == 1:
+            return _SENDS
+        alone = on_attention_alone(self._workload, self._sum.end)
+        pair = stage_pair(tp * cp if alone else -(-tp * cp * dp // ep), dp if alone else ep, pp, *self._tiers)
+        return _SENDS + 1 + STAGE_PAIRS.index(pair)
+
     def _depth(self, pp: int) -> int:
-        """Where the stages of a pipeline stand; the last is repeated where one has fewer kinds than another."""
+        """Where numbers of a pipeline's stages stand; the last is repeated where one has fewer kinds than another."""
         if pp not in self._depths:
             self._depths[pp] = len(self._depths)
             kinds = [pipeline(self._workload, depth) for depth in self._depths]
             most = range(max(map(len, kinds)))
             stages = [each[min(at, len(each) - 1)] for at in most for each in kinds]
-            self._stages = side_by_side(stages, (len(most), len(kinds)))
+            numbers = [
+                (*each.layers, *map(dict(each.meetings).get, self._pairs, itertools.repeat(0)), each.first, each.last)
+                for each in stages
+            ]
+            self._stages = np.array(numbers, np.float64).T.reshape(-1, len(most), len(kinds))
         return self._depths[pp]
 
     def _looked_up(self, table: _Table, meshes: Ints, chosen: Ints) -> Floats:
@@ -648,11 +658,11 @@ class _Terms:
 
         Args:
             table: Of which addends.
-            meshes: Its rows, of meshes or pipelines, `[n]`.
+            meshes: Its rows, `[n]`.
             chosen: Entries `[addends, n]`.
         """
-        wanted = table.wanted(meshes, chosen)
-        if unknown := table.unknown(wanted):
+        figures, unknown = table.figures(meshes, chosen)
+        if unknown:
             rows, entries = np.divmod(np.array(unknown, np.int64), len(table.entries))
             asked, together = list[int](rows.tolist()), dict[Hashable, list[int]]()
             for row in sorted(set(asked)):
@@ -665,10 +675,11 @@ class _Terms:
             for row, entry in zip(rows[left].tolist(), entries[left].tolist(), strict=True):
                 due.setdefault(row, []).append(entry)
             for row, its in due.items():  # GPUs of many meshes are not all remembered
-                tp, cp, dp, ep, batch, *_ = table.keys[row]
+                tp, cp, dp, ep, batch = table.keys[row]
                 loads = batching(self._workload, batch, dp).loads
                 table.work_out([sides_of(self._workload, load, tp, cp, dp, ep) for load in loads], row, its)
-        return table.figures(wanted)
+            figures, _ = table.figures(meshes, chosen)
+        return figures
 
     def _work_out_together(self, table: _Table, its: Sequence[int], rows: Ints, entries: Ints, left: Flags) -> None:
         """Prices what is unknown of meshes that branch alike, as far as all of them can be at once.
@@ -689,7 +700,6 @@ class _Terms:
                 some = [row for row, taken in zip(its, part.tolist(), strict=True) if taken]
                 self._work_out_together(table, some, rows, entries, left)
             return
-        stages = [np.array(column).view(Lanes) for column in zip(*(key[5:] for key in keys), strict=True)]
         parallel = any(key[0] * key[1] > 1 or key[2] > key[3] for key in keys)  # on one GPU all choices are one
         lane_of = np.full(len(table.keys), -1)
         lane_of[its] = range(len(its))
@@ -703,75 +713,75 @@ class _Terms:
             price, choices, shares = table.entries[entry]
             try:
                 if shares or not parallel:
-                    figures = gpus.figures(price, choices, *stages)[lanes]
+                    figures = gpus.figures(price, choices)[lanes]
                 else:
-                    figures = gpus[lanes].figures(price, choices, *(each[lanes] for each in stages))
+                    figures = gpus[lanes].figures(price, choices)
             except NO_LANES:  # what only a number can be asked
                 table.alone.add(entry)
                 continue
             table.keep(rows[at] * len(table.entries) + entry, figures)
             left[at] = False
 
-    def blocks(self, count: int) -> list[slice]:
-        """Of so many strategies those that are added up together."""
-        return [slice(start, start + self.block) for start in range(0, count, self.block)]
-
-    def checked(self, columns: Strategies) -> Floats:
-        """Of choices their places in their lists, `[dims, n]`.
+    def blocks(self, columns: Strategies) -> list[_Block]:
+        """Strategies that are added up together.
 
         Raises:
             StrategyError: One is no strategy.
         """
-        dims, degrees = columns.dims, (columns.tp, columns.ep, columns.pp, columns.batch, columns.cp, columns.dp)
-        if dims.shape[1:] == (len(self._dims),) and dims.min() >= 0 and dims.max() < MOST_CHOICES:
-            places = self._place[self._dims, dims.T]
-            if places.min() >= 0 and min([int(each.min()) for each in degrees]) >= 1:
-                return places
+        dims, degrees = columns.dims, np.array([getattr(columns, name) for name in _DEGREE_COLUMNS])
+        if dims.shape[1:] == self._dims.shape and dims.min() >= 0 and dims.max() < MOST_CHOICES:
+            places = self._place.take((dims + self._dims).T)
+            if places.min() >= 0 and degrees.min() >= 1:
+                entries, most = self._entries.of(places), self._block
+                if len(columns) <= most:
+                    return [_Block(columns, degrees, entries)]
+                parts = [slice(start, start + most) for start in range(0, len(columns), most)]
+                return [_Block(columns[its], degrees[:, its], entries[:, its]) for its in parts]
         for strategy in columns:
             check_strategy(self._workload, strategy)
         raise AssertionError("no strategy is refused")
 
     # --- sums ------------------------------------------------------------------------------------
 
-    def figures(self, columns: Strategies, places: Floats) -> tuple[NDArray[Any], ...]:
-        """The figures of `Evaluations`, in its order, of `block` strategies at most with their choices' places."""
-        workload, pp, zeros, entries = self._workload, columns.pp, np.zeros(len(columns)), self._entries.of(places)
-        known = self._known(columns, columns.batch, entries)
-        about = self._of_degrees.take(known.pipelines, axis=0).T
-        stages = self._stages_of(about)
-        total_bytes, kv_bytes, needed = self._bytes(known, stages, pp)
+    def figures(self, columns: Strategies, degrees: Ints, entries: Ints) -> tuple[NDArray[Any], ...]:
+        """The figures of `Evaluations`, in its order, of a block."""
+        workload, pp, zeros = self._workload, columns.pp, np.zeros(len(columns))
+        known = self._known(degrees, entries)
+        about = known.about
+        stages, base = self._stages_of(about), known.addends[-1].T.copy()
+        stored = [known.addends[ops, :, self._stored : self._stored + _FIGURES].transpose(2, 0, 1) for ops in self._ops]
+        stored = [each.copy() for each in stored]
+        total_bytes, kv_bytes, needed = self._bytes(stored, Base(*base[:_BASE]), self._stage(stages), pp)
         allowed, most = room(workload, 0.0, 0.0)[1], about[_STATE]
-        over, waits = needed > allowed, columns.batch > most
         excess = [
             about[-_DEGREE_LIMITS:],
             *self._engine_excess(columns.dims, about),
-            *self._choice_excess(known),
+            *self._choice_excess([each[3:] for each in stored], base[_BASE:] != 0),
         ]
         numbers = about[:_STATE]
-        if phase_of(workload).mixes and (over.any() or waits.any()):
+        if phase_of(workload).mixes and ((needed > allowed).any() or (columns.batch > most).any()):
             running = running_requests(workload, columns.batch, most, kv_bytes, needed - allowed).astype(np.int64)
             if (fewer := np.flatnonzero(running < columns.batch)).size:  # the others wait
-                again = self._known(columns[fewer], running[fewer], entries[:, fewer])
-                numbers[:, fewer] = self._of_degrees[again.pipelines, :_STATE].T
-                known.addends[:, fewer], known.send_s[fewer] = again.addends, again.send_s
+                fewer_run = degrees[:, fewer]
+                fewer_run[4] = running[fewer]
+                again = self._known(fewer_run, entries.take(fewer, axis=1))
+                numbers[:, fewer] = again.about[:_STATE]
+                known.addends[:, fewer] = again.addends
         seconds = pp * self._stages_s(known, stages).max(axis=0)
-        state, first_and_last = _state_of(numbers, self._like), (seconds[0], seconds[-1])
-        tpot_s, ttft_s = (zeros + of(*first_and_last) for of in (state.tpot_s, state.ttft_s))
+        state = _state_of(numbers, self._like)
+        steps = state.steps(seconds[0], seconds[-1])
+        tpot_s, ttft_s = zeros + steps.tpot_s, zeros + steps.ttft_s
         factors, share = self._factors, zeros
         surely_s = tpot_s, ttft_s
         if factors.guarded:
-            share = zeros + state.prompt_share(*first_and_last)
+            share = zeros + steps.prompt_share
             surely_s = factors.surely_s(tpot_s, share), ttft_s * factors.first
-        limits = [(needed, allowed, over), (columns.batch, most, waits)]
-        for latency_s, limit_s in zip(surely_s, (workload.tpot_limit_s, workload.ttft_limit_s), strict=True):
-            limits.append((latency_s, limit_s, latency_s > limit_s * (1 + ROUNDING)))
-        excess.append(_excess(limits))
+        limits = allowed, most, workload.tpot_limit_s, workload.ttft_limit_s
+        excess.append(_excess(np.array([needed, columns.batch, *surely_s], np.float64), limits))
         gpus = columns.tp * columns.dp * columns.cp * pp
-        rate, missed = state.throughput(*first_and_last, gpus), _total(np.concatenate(excess))
+        rate, missed = state.throughput(steps.step_s, gpus), _total(np.concatenate(excess))
         if factors.guarded and (kept := np.flatnonzero(missed == 0.0)).size:  # its own kernels may be off more
-            longest = self._longest(
-                about[_DEGREES - 2, kept].astype(np.int64), entries[:, kept], known.addends[:, kept]
-            )
+            longest = self._longest(about[_MESH, kept].astype(np.int64), entries[:, kept], known.addends[:, kept])
             surely = surely_kept(workload, tpot_s[kept], ttft_s[kept], share[kept], longest)
             unsure: list[int] = kept[~surely].tolist()
             for at in unsure:  # which is known to the last bit one by one
@@ -784,17 +794,21 @@ class _Terms:
         running = (zeros + state.in_flight).astype(np.int64)
         return zeros + rate, tpot_s, ttft_s, total_bytes, running, missed == 0.0, missed
 
-    def _known(self, columns: Strategies, batch: Ints, entries: Ints) -> _Known:
-        pipelines, meshes = self._rows(columns, batch)
-        addends = self._looked_up(self._of_mesh, meshes, entries)
-        (sends,) = self._looked_up(self._of_pipeline, pipelines, entries[-2:-1])
-        return _Known(pipelines, addends, sends)
+    def _known(self, degrees: Ints, entries: Ints) -> _Known:
+        rows = self._rows(degrees)
+        about = self._of_degrees.take(rows, axis=0).T.copy()
+        return _Known(about, self._looked_up(self._of_mesh, about[_MESH].astype(np.int64), entries))
 
-    def _stages_of(self, about: Floats) -> Stage:
-        """Stages of pipelines, `[stages, n]`."""
-        depths = about[_DEGREES - 1].astype(np.int64)
-        assert self._stages
-        return _each(self._stages, lambda of_all: of_all.take(depths, axis=1))
+    def _stages_of(self, about: Floats) -> Floats:
+        """Numbers of the stages of pipelines, `[numbers, stages, n]`."""
+        which: Ints = about[_MESH + 1].astype(np.int64)
+        return self._stages.take(which, axis=2)
+
+    def _stage(self, numbers: Floats) -> Stage:
+        """Stages with arrays, from the numbers of all."""
+        groups = len(self._ops)
+        meetings = tuple(zip(self._pairs, numbers[groups:-2], strict=True))
+        return Stage(tuple(numbers[:groups]), meetings, *numbers[-2:])
 
     def _stage_s(self, known: _Known, stage: Stage, named: Callable[[_Part, Floats], Any] | None = None) -> Any:
         """Seconds of stages in each kind of step; `named`: what makes an addend of a name and its seconds."""
@@ -810,26 +824,27 @@ class _Terms:
                 ]
                 moves = [[named(("moves",), part_s) for part_s in each] for each in moves]
             layers_s.append(group.layer.time_s(costs, moves))
-        around = list[Any]((figures[-2, 0], figures[-2, 1], known.send_s.T))
+        (ends,) = _by_kind(known.addends[-2:-1, :, : self._around], self._kinds)
+        sent: Ints = known.about[_MESH + 2].astype(np.int64)
+        around = list[Any]((*ends[:_SENDS], ends[sent, :, np.arange(len(sent))].T.copy()))
         met = list[Any](figures[self._tensors[-1].stop : -2, 0])
         if named:
             around, met = [named(("vocabulary",), each) for each in around], [named(("moves",), each) for each in met]
         return stage_s(stage, layers_s, dict(zip(self._pairs, met, strict=True)), VocabularySeconds(*around))
 
-    def _stages_s(self, known: _Known, stages: Stage) -> Floats:
+    def _stages_s(self, known: _Known, stages: Floats) -> Floats:
         """Seconds of each stage in each kind of step, `[stages, kinds, n]`."""
-        return self._stage_s(known, _each(stages, lambda of_all: of_all[:, None]))
+        return self._stage_s(known, self._stage(stages[:, :, None]))
 
-    def step_seconds(self, columns: Strategies, places: Floats) -> StepSeconds:
-        """See `step_seconds`, of `block` strategies at most."""
-        known, pp = self._known(columns, columns.batch, self._entries.of(places)), columns.pp
-        about = self._of_degrees[known.pipelines].T
-        stages = self._stages_of(about)
+    def step_seconds(self, columns: Strategies, degrees: Ints, entries: Ints) -> StepSeconds:
+        """See `step_seconds`, of a block."""
+        known, pp = self._known(degrees, entries), columns.pp
+        stages = self._stages_of(known.about)
         slowest = self._stages_s(known, stages).argmax(axis=0), np.arange(len(pp))  # in each kind of step
-        split = self._stage_s(known, _each(stages, lambda of_all: of_all[slowest]), _Split.of)
-        state = _state_of(about[:_STATE], self._like)
+        split = self._stage_s(known, self._stage(stages[:, *slowest]), _Split.of)
+        state = _state_of(known.about[:_STATE], self._like)
         decode_s, mixed_s = (pp * split.each(operator.itemgetter(kind)) for kind in (0, -1))
-        parts = state.step_s(decode_s, mixed_s).parts
+        parts = state.steps(decode_s, mixed_s).step_s.parts
         kernels, collectives = (
             {op: each_s for (kind, *ops), each_s in parts.items() for op in ops if kind == field}
             for field in StepSeconds._fields[:2]
@@ -837,14 +852,14 @@ class _Terms:
         others = [np.zeros(len(pp)) + parts.get(name, 0.0) for name in (("moves",), ("vocabulary",), _Split.REST)]
         return StepSeconds(kernels, collectives, *others)
 
-    def _bytes(self, known: _Known, stages: Stage, pp: Ints) -> tuple[Floats, Floats, Floats]:
+    def _bytes(self, stored: Sequence[Floats], base: Base, stages: Stage, pp: Ints) -> tuple[Floats, Floats, Floats]:
         """Bytes of the fullest stage, of its KV cache, and what it needs; in the last kind of step."""
-        stored = [known.addends[ops, :, self._stored : self._stored + 3].transpose(2, 0, 1).copy() for ops in self._ops]
         weights, kv = ([add_up(each[figure]) for each in stored] for figure in (0, 1))
         peak = functools.reduce(np.maximum, [each[2].max(axis=0) for each in stored])
-        base = Base(*known.addends[-1, :, : len(Base._fields)].T)
-        kinds = stage_bytes(self._workload, stages, pp, weights, kv, peak, base)
-        total = _total_bytes(kinds)
+        kinds = np.empty((4, len(stages.first), len(pp)))
+        for each, of_kind in zip(kinds, stage_bytes(self._workload, stages, pp, weights, kv, peak, base), strict=True):
+            each[:] = of_kind
+        total = _rounded_once(kinds, ((kinds != np.floor(kinds)) | (kinds > _LARGEST)).any(axis=0))
         needed = room(self._workload, total, kinds[1])[0]
         fullest = needed.argmax(axis=0), np.arange(len(pp))
         return total[fullest], kinds[1][fullest], needed[fullest]
@@ -880,13 +895,16 @@ class _Terms:
             missed = np.where(fits, np.where(missed == 0, 0.0, refused), missed)
         return [(of_engine + missed)[None]]
 
-    def _choice_excess(self, known: _Known) -> Iterator[Floats]:
-        """What the limits on the choices are missed by, `[limits, n]` each side of each group."""
-        one_meshes = known.addends[-1, :, len(Base._fields) :].T != 0
-        for ops, attention, one_mesh in zip(self._ops, self._on_attention, one_meshes, strict=False):
-            broken = known.addends[ops, :, self._stored + 3 : self._stored + _FIGURES].transpose(0, 2, 1)
+    def _choice_excess(self, excess: Sequence[Floats], one_meshes: Flags) -> Iterator[Floats]:
+        """What the limits on the choices are missed by, `[limits, n]` each side of each group.
+
+        Args:
+            excess: Of each group, `[limits, ops, n]`.
+            one_meshes: Whether its sides are one, `[groups, n]`.
+        """
+        for broken, attention, one_mesh in zip(excess, self._on_attention, one_meshes, strict=False):
             if broken.any():
-                left, right = (broken[side].max(axis=0, initial=0.0) for side in (attention, ~attention))
+                left, right = (broken[:, side].max(axis=1, initial=0.0) for side in (attention, ~attention))
                 yield np.where(one_mesh, np.maximum(left, right), left)
                 yield np.where(one_mesh, 0.0, right)
 
@@ -898,31 +916,21 @@ def _by_kind(figures: Floats, kinds: int) -> Floats:
     return figures[..., : parts * kinds].transpose(0, 2, 1).copy().reshape(addends, parts, kinds, n)
 
 
-def _each(stages: Stage, of: Callable[[Any], Any]) -> Stage:
-    """The same with what is made of each of its arrays."""
-    meetings = tuple([(pair, of(often)) for pair, often in stages.meetings])
-    return Stage(tuple(map(of, stages.layers)), meetings, of(stages.first), of(stages.last))
+_LARGEST = 2.0**51
+"""Four whole numbers up to this one add up to a whole number."""
 
 
-def _total_bytes(kinds: Sequence[Any]) -> Floats:
-    """Bytes of all kinds together, rounded once as `Memory.total` is: whole numbers add up without that."""
-    total: Floats = functools.reduce(operator.add, kinds)
-    whole: Flags = total < 2.0**53
-    for each in kinds:
-        whole = whole & (each == np.floor(each))
-    if not whole.all():
-        each = np.broadcast_arrays(*kinds)
-        for at in zip(*np.nonzero(~whole), strict=True):
-            total[at] = math.fsum([float(kind[at]) for kind in each])
+def _rounded_once(rows: Floats, unsure: Flags) -> Floats:
+    """What `math.fsum` makes of each column of `[.., n]`: a plain sum but where that is unsure."""
+    total: Floats = rows.sum(axis=0)
+    if unsure.any():
+        total[unsure] = list(map(math.fsum, rows[:, unsure].T.tolist()))
     return total
 
 
 def _total(rows: Floats) -> Floats:
-    """What `math.fsum` makes of each column of `[.., n]`, most of whose values are 0."""
-    total = rows.sum(axis=0)  # exact to rounding for one value or two
-    several = np.count_nonzero(rows, axis=0) > 2
-    total[several] = list(map(math.fsum, rows.T[several].tolist()))
-    return total
+    """The same of rows most of whose values are 0: one value or two are rounded once."""
+    return _rounded_once(rows, np.count_nonzero(rows, axis=0) > 2)
 
 
 def _stated(latency_s: float, factors: Interval) -> tuple[float, Interval]:
@@ -930,16 +938,17 @@ def _stated(latency_s: float, factors: Interval) -> tuple[float, Interval]:
     return latency_s, (factors[0] * latency_s, factors[1] * latency_s)
 
 
-def _excess(limits: Sequence[tuple[Any, Any, Flags]]) -> Floats:
+def _excess(needed: Floats, allowed: Sequence[Any]) -> Floats:
     """`Violation.excess` `[limits, n]` of what is needed and allowed where a limit is broken, else 0."""
-    found = np.zeros((len(limits), len(limits[0][-1])))
-    broken = np.array([flags for *_, flags in limits])
-    if broken.any():
-        needed, allowed = np.empty_like(found), np.empty_like(found)
-        for row, (its, most, _) in enumerate(limits):
-            needed[row], allowed[row] = its, most
-        needed, allowed = needed[broken], allowed[broken]
-        known, excess = (allowed > 0) & (allowed < needed) & (needed < math.inf), np.ones_like(needed)
-        excess[known] = list(map(math.log, (needed[known] / allowed[known]).tolist()))  # numpy's differ in a last bit
-        found[broken] = excess
+    limits, found = np.empty_like(needed), np.zeros_like(needed)
+    for row, its in zip(limits, allowed, strict=True):
+        row[:] = its
+    broken = needed > limits * _ROUNDING
+    its, most = needed[broken], limits[broken]
+    known, excess = (most > 0) & (its < math.inf), np.ones_like(its)
+    excess[known] = log_of(its[known] / most[known])
+    found[broken] = excess
     return found
+
+
+_ROUNDING = np.array([1.0, 1.0, 1 + ROUNDING, 1 + ROUNDING])[:, None]

@@ -41,14 +41,13 @@ def evaluate(workload: Workload, strategy: Strategy) -> Evaluation:
     """
     workload = with_vocabulary(workload, strategy.vocabulary)
     gpus, state = strategy.gpus, steady_state(workload, strategy)
-    tpot_s = state.batching.tpot_s(state.decode_s, state.mixed_s)
-    ttft_s = state.batching.ttft_s(state.decode_s, state.mixed_s)
-    prompt_share = state.batching.prompt_share(state.decode_s, state.mixed_s)
+    steps = state.batching.steps(state.decode_s, state.mixed_s)
+    tpot_s, ttft_s, prompt_share = steps.tpot_s, steps.ttft_s, steps.prompt_share
     first, last, factors = state.steps[0], state.steps[-1], slower(workload)
     token = factors.token(prompt_share) if factors.guarded else 1.0
     found = Evaluation(
         strategy=strategy,
-        tokens_per_s_per_gpu=state.batching.throughput(state.decode_s, state.mixed_s, gpus),
+        tokens_per_s_per_gpu=state.batching.throughput(steps.step_s, gpus),
         tpot_s=tpot_s,
         gpus=gpus,
         memory_bytes=state.memory,

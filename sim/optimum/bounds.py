@@ -34,7 +34,7 @@ from sim.optimum.addend_tables import (
 )
 from sim.optimum.spaces import Space
 from sim.serving.confidence import ROUNDING, slower
-from sim.serving.phases import Batching, StepLine, batching, most_sequences, throughput
+from sim.serving.phases import Batching, batching, most_sequences, throughput
 from sim.step.attention_expert_meshes import Sides, sides_of
 from sim.step.layer import GroupSum
 from sim.step.pipeline import Stage, pipeline
@@ -189,7 +189,7 @@ class Bounds:
 
     def _sum(self, parts: Parts, pp: int, stage: Stage, fullest: Stage, multipliers: Multipliers) -> list[Factor]:
         workload, state = self.space.workload, parts.state.through(pp)
-        kinds = [StepLine.of(latency_s) for latency_s in (state.step_s, state.tpot_s, state.ttft_s)]
+        kinds = list(state.lines())
         weights = 1.0, multipliers.tpot, multipliers.ttft
         longer = slower(workload)
         limits_s = 0.0, longer.tpot_limit_s, longer.ttft_limit_s

@@ -508,9 +508,9 @@ class _Search:
             stored = start.weights, start.kv
             needed = [least_needed_bytes(ending.stacks[-1], depths, *stored) for ending in start.endings]
             state, kinds_s = start.state.through(np.array(depths)), (stages_s[0], stages_s[-1])
+            steps = state.steps(*kinds_s)
             step_s, tpot_s, ttft_s, share = (
-                of(*kinds_s) + np.zeros(len(depths))
-                for of in (state.step_s, state.tpot_s, state.ttft_s, state.prompt_share)
+                each + np.zeros(len(depths)) for each in (steps.step_s, steps.tpot_s, steps.ttft_s, steps.prompt_share)
             )
             seen = state.pace.seen(state.times) + np.zeros(len(depths))
             found = known[key] = _Floor(step_s, tpot_s, ttft_s, share, seen, np.min(needed, axis=0))
@@ -579,18 +579,17 @@ class _Search:
         """
         state, workload = start.state.through(pp), self.workload
         stages_s = [pp * slowest_stage_s(stack, pp, layers, kind, met=not apart) for kind, stack in enumerate(stacks)]
-        decode_s, mixed_s = stages_s[0], stages_s[-1]
+        steps = state.steps(stages_s[0], stages_s[-1])
         allowed = fits(stacks[-1], pp, layers.figures)
         longest = (1 + ROUNDING) / (SLACK if apart else 1.0)
         if state.decode is not None:
-            tpot_s = state.tpot_s(decode_s, mixed_s)
-            allowed &= tpot_s <= self._slower.tpot_limit_s * longest
+            allowed &= steps.tpot_s <= self._slower.tpot_limit_s * longest
             if self._slower.guarded and not apart:
-                surely_s = tpot_s * self._slower.tokens_about(state.prompt_share(decode_s, mixed_s) + 0.0 * tpot_s)
+                surely_s = steps.tpot_s * self._slower.tokens_about(steps.prompt_share + 0.0 * steps.tpot_s)
                 allowed &= surely_s <= workload.tpot_limit_s * longest * (1 + ABOUT)
         if state.mixed is not None:
-            allowed &= state.ttft_s(decode_s, mixed_s) <= self._slower.ttft_limit_s * longest
-        return np.where(allowed, state.step_s(decode_s, mixed_s), np.inf)
+            allowed &= steps.ttft_s <= self._slower.ttft_limit_s * longest
+        return np.where(allowed, steps.step_s, np.inf)
 
     @staticmethod
     def _promising(at_least_s: Floats, worth_a_look: Callable[[float], bool]) -> Ints:

@@ -31,7 +31,7 @@ from sim.optimum.exact_search import find_best
 from sim.optimum.spaces import Space, space_of
 from sim.optimum.sums import vocabulary_around
 from sim.serving.confidence import ROUNDING, slower
-from sim.serving.phases import Batching, StepLine, batching, most_sequences, phase_of, throughput
+from sim.serving.phases import Batching, batching, most_sequences, phase_of, throughput
 from sim.simulate import degree_violations
 from sim.step.attention_expert_meshes import Sides, sides
 from sim.step.costs import rank_of
@@ -268,7 +268,7 @@ def _depths(alone: Sides, state: Batching, depths: tuple[int, ...], last_choices
     workload, rank = alone.experts.workload, alone.experts
     each = pipelines(workload, depths)
     through, layers = state.through(each.pp), each.stages.layers[0]
-    step, tpot = StepLine.of(through.step_s), StepLine.of(through.tpot_s)
+    step, tpot, _ = through.lines()
     around_s = stage_s(each.stages, (0.0,), {}, vocabulary_around((alone,), depths, last_choices))
     limit_s = (slower(workload).tpot_limit_s * (1 + ROUNDING) - tpot.constant_s) / (tpot.decode * each.pp)
     longest_s = np.minimum.reduceat((limit_s - around_s) / layers, each.starts, axis=-1)

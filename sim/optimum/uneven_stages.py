@@ -174,7 +174,7 @@ def _most(space: Space, bounds: Bounds | None, mesh: Mesh, low: int, high: int) 
     if not math.isfinite(all_s):
         return 0.0
     state = batching(space.workload, smallest, mesh[2])
-    if state.tpot_s(0.0, 0.0) > space.workload.tpot_limit_s:
+    if state.steps(0.0, 0.0).tpot_s > space.workload.tpot_limit_s:
         return 0.0
     return bounds.tokens_per_s_per_gpu(mesh, 1, largest, all_s)
 
@@ -277,8 +277,9 @@ class _Pipelines:
         return bool((ends == layers).any())
 
     def _found(self, pp: int, place: int, slowest_s: float, starts: Sequence[Ints]) -> UnevenStages | None:
-        state, step_s = self._state.through(pp), pp * slowest_s
-        tpot_s, ttft_s = float(state.tpot_s(step_s, step_s)), float(state.ttft_s(step_s, step_s))
+        state = self._state.through(pp)
+        steps = state.steps(pp * slowest_s, pp * slowest_s)
+        tpot_s, ttft_s = float(steps.tpot_s), float(steps.ttft_s)
         if tpot_s > self._workload.tpot_limit_s or ttft_s > self._workload.ttft_limit_s:
             return None
         ends = [self._workload.model.layers]
@@ -290,7 +291,7 @@ class _Pipelines:
         of_stages = [int(self._stages.between(start, end, pp)[1][place]) for start, end in itertools.pairwise(ends)]
         dims = tuple(self._space.plain(replace(degrees, dims=self._layers.dims(each))).dims for each in of_stages)
         strategy = replace(degrees, dims=dims[0])
-        rate = float(state.throughput(step_s, step_s, strategy.gpus))
+        rate = float(state.throughput(steps.step_s, strategy.gpus))
         return UnevenStages(
             strategy, tuple(end - start for start, end in itertools.pairwise(ends)), dims, rate, tpot_s, ttft_s
         )
@@ -325,7 +326,8 @@ class _PlannedPipelines:
         strategy = Strategy(tp, ep, pp, self._batch, dims, cp, None if (cp, dp) == (1, ep) else dp)
 
         def rate(slowest_s: Sequence[float]) -> float:
-            return float(state.throughput(pp * slowest_s[0], pp * slowest_s[-1], strategy.gpus))
+            steps = state.steps(pp * slowest_s[0], pp * slowest_s[-1])
+            return float(state.throughput(steps.step_s, strategy.gpus))
 
         ways: dict[int, list[_Way]] = {0: [_Way((0.0,) * len(state.loads), ())]}
         for stage in range(pp):

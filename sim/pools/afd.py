@@ -150,8 +150,8 @@ def _with_experts(
             return
         period_s = layer_period_s(count, attention.layer_s, experts.layer_s, sent, back)
         state, step_s = batching(workload, count * batch, gpus // tp), layers * period_s + count * attention.rest_s
-        tpot_s = state.tpot_s(step_s, step_s)
-        if max(attention.factor, experts.factor) * tpot_s > workload.tpot_limit_s:
+        steps = state.steps(step_s, step_s)
+        if max(attention.factor, experts.factor) * steps.tpot_s > workload.tpot_limit_s:
             continue
         alone_s = count * max(attention.layer_s, experts.layer_s)
         shown_s = period_s - max(alone_s, attention.layer_s + experts.layer_s)
@@ -165,8 +165,8 @@ def _with_experts(
             experts.layer_s,
             sent,
             back,
-            tpot_s,
-            state.throughput(step_s, step_s, gpus + expert_gpus),
+            steps.tpot_s,
+            state.throughput(steps.step_s, gpus + expert_gpus),
             1 - max(0.0, min(1.0, shown_s / (count * (sent + back)))),
         )
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from sim.arrays import exp_of
 from sim.prices.curves import Curves
 from sim.prices.dtypes import Dtype
-from sim.prices.priced import Interval, PricedKernel, error_interval
+from sim.prices.priced import SIGNS, Interval, PricedKernel, error_interval
 from sim.prices.torus import Torus
 
 EngineName = Literal["trtllm", "vllm", "sglang"]
@@ -207,10 +207,12 @@ class Widths:
 
     def at(self, prompt_share: Any, *, moe: bool) -> Interval:
         """The factors at a share of prompts, or at each of an array of shares."""
-        (low, low_by_prompts, low_by_experts), (high, high_by_prompts, high_by_experts) = self.low, self.high
-        down = low + low_by_prompts * prompt_share + low_by_experts * moe
-        up = high + high_by_prompts * prompt_share + high_by_experts * moe
-        return exp_of(-down), exp_of(up)
+        return self.end(0, prompt_share, moe=moe), self.end(1, prompt_share, moe=moe)
+
+    def end(self, end: int, prompt_share: Any, *, moe: bool) -> Any:
+        """The lower factor, 0, or the upper one, 1."""
+        always, by_prompts, by_experts = (self.low, self.high)[end]
+        return exp_of(SIGNS[end] * (always + by_prompts * prompt_share + by_experts * moe))
 
 
 @dataclass(frozen=True, slots=True)

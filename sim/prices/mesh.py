@@ -76,19 +76,17 @@ def ep_group(tp: int, ep: int, node_gpus: int, rack_gpus: int = 0, gaps: bool = 
     return group(tp, ep, node_gpus, rack_gpus, gaps)
 
 
+STAGE_PAIRS = MeshGroup(2, 2), MeshGroup(2, 1), MeshGroup(2, 1, racked=True)
+"""A GPU and its neighbour in the next stage: on one node, on two, on two of a rack."""
+
+
 def stage_pair(tp: int, ep: int, pp: int, node_gpus: int, rack_gpus: int = 0, gaps: bool = False) -> MeshGroup:
-    """A GPU and its neighbour in the next stage, across the slowest of all pipeline boundaries.
+    """The pair across the slowest of all boundaries of a pipeline.
 
     >>> stage_pair(2, 2, 2, node_gpus=8).nodes, stage_pair(8, 1, 2, node_gpus=8).nodes
     (1, 2)
     """
     gpus = tp * ep * pp
-    if isinstance(gpus, Lanes):
-        return MeshGroup(*by_distinct(partial(_pair, node_gpus, rack_gpus, gaps), gpus))
-    return _pair(node_gpus, rack_gpus, gaps, gpus)
-
-
-def _pair(node_gpus: int, rack_gpus: int, gaps: bool, gpus: int) -> MeshGroup:
     if node_gpus % gpus == 0 or (gaps and gpus <= node_gpus):
-        return MeshGroup(2, 2)
-    return MeshGroup(2, 1, racked=rack_gpus > node_gpus and rack_gpus % gpus == 0)
+        return STAGE_PAIRS[0]
+    return STAGE_PAIRS[2 if rack_gpus > node_gpus and rack_gpus % gpus == 0 else 1]

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sim.arrays import exp_of, hypot_of, log_of
 
 Interval = tuple[float, float]
 """Relative factors (low, high): in 90 % of cases the true time lies within [low, high] times the time given."""
 EXACT: Interval = (1.0, 1.0)
+SIGNS = (-1.0, 1.0)
+"""Of the logarithms of an interval's ends."""
 UNSURE: tuple[float, Interval] = (math.nan, (math.nan, math.nan))
 """Error and interval of what is priced in lanes, for seconds alone."""
 
@@ -56,8 +58,12 @@ def together(first: Interval, second: Interval) -> Interval:
     >>> together((0.8, 1.25), (1.0, 1.0))
     (0.8, 1.25)
     """
-    down, up = (hypot_of(log_of(one), math.log(other)) for one, other in zip(first, second, strict=True))
-    return exp_of(-down), exp_of(up)
+    return together_end(0, first[0], second[0]), together_end(1, first[1], second[1])
+
+
+def together_end(end: int, first: Any, second: float) -> Any:
+    """The lower end of it, 0, or the upper one, 1."""
+    return exp_of(SIGNS[end] * hypot_of(log_of(first), math.log(second)))
 
 
 def apart(both: Interval, one: Interval) -> Interval:

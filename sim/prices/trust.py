@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from sim.prices.hardware import Hardware
 from sim.prices.priced import (
     EXACT,
+    SIGNS,
     Interval,
     PricedKernel,
     apart,
@@ -18,7 +19,7 @@ from sim.prices.priced import (
     exp_of,
     hypot_of,
     log_of,
-    together,
+    together_end,
 )
 
 _LEAST_SHARE = 0.01
@@ -81,23 +82,27 @@ class StepInterval:
     so does the whole of what efficiencies of another machine may be off, as if independent. [assumed]
 
     Attributes:
-        serving: That of serving runs, by the share of the time that prompts take: of a token's time other requests', of
-            a first token's 1.
+        serving: That of serving runs, its lower end, 0, or its upper one, 1, by the share of the time that prompts
+            take: of a token's time other requests', of a first token's 1.
         usual: What kernels put into it.
         carried: Of the efficiencies of another machine; None where they are this one's.
         because: See `Stated`.
     """
 
-    serving: Callable[[Any], Interval]
+    serving: Callable[[int, Any], Any]
     usual: Interval
     carried: Interval | None
     because: str
 
     def factors(self, prompt_share: Any, kernels: Interval) -> Interval:
         """The interval, at a share or at each of an array; `kernels`: of `Trust`."""
-        if self.carried is None:
-            return on_top(self.serving(prompt_share), kernels, self.usual)
-        return together(on_top(self.serving(prompt_share), apart(kernels, self.carried), self.usual), self.carried)
+        return self.end(0, prompt_share, kernels), self.end(1, prompt_share, kernels)
+
+    def end(self, end: int, prompt_share: Any, kernels: Interval) -> Any:
+        """Its lower end, 0, or its upper one, 1."""
+        own = kernels if self.carried is None else apart(kernels, self.carried)
+        found = on_top_end(end, self.serving(end, prompt_share), own[end], self.usual[end])
+        return found if self.carried is None else together_end(end, found, self.carried[end])
 
     def stated(self, prompt_share: float, kernels: Interval) -> Stated:
         """The same with what makes it wider."""
@@ -117,7 +122,7 @@ def step_interval(hardware: Hardware, engine: str | None, model: str, *, moe: bo
     runs = errors.runs
     if runs is None:
         same = error_interval(errors.serving)
-        return StepInterval(lambda _: same, EXACT, None, "no serving run of this machine was measured")
+        return StepInterval(lambda end, _: same[end], EXACT, None, "no serving run of this machine was measured")
     if engine is None:
         widths, because = runs.bare, "no engine is named, so its time per step is not included"
     elif model in _under(runs.models, engine):
@@ -132,7 +137,7 @@ def step_interval(hardware: Hardware, engine: str | None, model: str, *, moe: bo
             because += f", only under {', '.join(others)}"
         elif model in _under(runs.elsewhere, engine):
             because += f" on {hardware.name}, so its engine times are those of its runs on others"
-    serving = partial(widths.at, moe=moe)
+    serving = partial(widths.end, moe=moe)
     if curves is None or not (curves.other_machine and curves.calibration.carries_serving):
         return StepInterval(serving, runs.kernels, None, because)
     what = "what was not measured here is" if curves.rest else "efficiencies and serving runs are those"
@@ -148,7 +153,10 @@ def _under(models: Mapping[str, frozenset[str]], engine: str) -> frozenset[str]:
 
 def on_top(serving: Interval, kernels: Interval, usual: Interval) -> Interval:
     """The interval of serving runs, and by what the kernels' own is wider than usual."""
-    (fast, slow), (own_fast, own_slow), (usual_fast, usual_slow) = serving, kernels, usual
-    down = hypot_of(log_of(fast), max(0.0, -math.log(own_fast / usual_fast)))
-    up = hypot_of(log_of(slow), max(0.0, math.log(own_slow / usual_slow)))
-    return exp_of(-down), exp_of(up)
+    lower, upper = (on_top_end(end, serving[end], kernels[end], usual[end]) for end in (0, 1))
+    return lower, upper
+
+
+def on_top_end(end: int, serving: Any, kernels: float, usual: float) -> Any:
+    """The lower end of it, 0, or the upper one, 1."""
+    return exp_of(SIGNS[end] * hypot_of(log_of(serving), max(0.0, SIGNS[end] * math.log(kernels / usual))))

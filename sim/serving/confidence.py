@@ -95,8 +95,9 @@ ABOUT = 1e-6
 _PLACES = 513
 
 
-def _factor(workload: Workload, interval: StepInterval, prompt_share: Any) -> Any:
-    return quantile(workload.confidence, 1.0, interval.factors(prompt_share, EXACT))
+def _factor(workload: Workload, interval: StepInterval, prompt_share: Any, kernels: Interval = EXACT) -> Any:
+    """Of a confidence above even odds."""
+    return quantile(workload.confidence, 1.0, (1.0, interval.end(1, prompt_share, kernels)))
 
 
 @lru_cache(maxsize=1024)
@@ -128,9 +129,11 @@ def surely_kept(workload: Workload, tpot_s: Floats, ttft_s: Floats, prompt_share
         longest: The factor, of the one whose kernels may be off most.
     """
     interval, own = interval_of(workload), (1.0, longest * (1 + ROUNDING))
-    factors = [quantile(workload.confidence, 1.0, interval.factors(share, own)) for share in (prompt_shares, 1.0)]
-    limits = (tpot_s, workload.tpot_limit_s, factors[0]), (ttft_s, workload.ttft_limit_s, factors[1])
-    token, first = (predicted_s * factor * (1 + ROUNDING) <= limit_s for predicted_s, limit_s, factor in limits)
+    first: Flags = ttft_s * _factor(workload, interval, 1.0, own) * (1 + ROUNDING) <= workload.ttft_limit_s
+    for shares in (prompt_shares.max(), prompt_shares):  # as if all had the largest, which is often enough
+        token: Flags = tpot_s * _factor(workload, interval, shares, own) * (1 + ROUNDING) <= workload.tpot_limit_s
+        if token.all():
+            break
     return token & first
 
 

@@ -11,8 +11,9 @@ is not modelled. Formulas take floats or arrays: a search adds up one strategy, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -35,10 +36,10 @@ class Pace:
     Attributes:
         mixed_share: Share of the steps that carry prompts.
         others_share: Of those prompts, the share that are another request's than a given one's.
-        prompt_steps: Steps that a prompt takes: one, or one per chunk.
+        prompt_steps: PacedSteps that a prompt takes: one, or one per chunk.
         sequences: Sequences that run at once on an attention rank.
         gained: Tokens that each of them gains per step.
-        waits: Steps that a prompt waits for those of other attention groups, on average.
+        waits: PacedSteps that a prompt waits for those of other attention groups, on average.
         spread: Of the number of prompts in a step; see `stall_factor`.
         prompt_tokens: Share of a mixed step's tokens that are prompts', where steps have more or fewer of them; else 0.
         stages: Of the pipeline; a step takes the engine's own time on each.
@@ -80,43 +81,9 @@ class Pace:
             share, others, stall = float(share), float(others), float(stall)
         return replace(self, mixed_share=share, others_share=others, stages=stages, stall=stall)
 
-    def tpot_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
-        """Mean seconds per output token after the first.
-
-        Args:
-            times: The engine's own.
-            decode_s: Of a step that decodes alone: its kernels and collectives, through all stages.
-            mixed_s: Of one that also carries prompts.
-        """
-        seen = self.seen(times)
-        decode_s, mixed_s = self._dragged_s(times, decode_s, mixed_s)
-        return ((1 - seen) * decode_s + seen * mixed_s + self.engine_s(times)) / self.gained
-
     def seen(self, times: EngineTimes) -> Any:
         """Share of a request's tokens whose step carries another's prompt, as far as the time per token shows it."""
         return self.mixed_share * self.others_share * times.prefill_share
-
-    def step_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
-        """Mean seconds of a step, over those with and without prompts."""
-        decode_s, mixed_s = self._dragged_s(times, decode_s, mixed_s)
-        return (1 - self.mixed_share) * decode_s + self.mixed_share * mixed_s + self.engine_s(times)
-
-    def ttft_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
-        """Mean seconds to the first token: half a step until the next begins, those it waits, the prompt's own."""
-        step_s, prompt_s = self.step_s(times, decode_s, mixed_s), self.kernels_s(times, mixed_s, prompts=True)
-        own_s = self.prompt_steps * (prompt_s + self.engine_s(times))
-        return step_s / 2 + step_s * self.waits + own_s
-
-    def prompt_share(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> Any:
-        """Share of the time per output token by which other requests' prompts lengthen it, in [0, 1)."""
-        tpot_s = self.tpot_s(times, decode_s, mixed_s)
-        alone_s = self.kernels_s(times, decode_s) + self.engine_s(times)
-        return np.maximum(0.0, 1 - alone_s / self.gained / tpot_s)
-
-    def _dragged_s(self, times: EngineTimes, decode_s: Any, mixed_s: Any) -> tuple[Any, Any]:
-        """What steps without and with prompts take for all microbatches."""
-        of_mixed_s = in_step_s(times, mixed_s, prompts=True)
-        return self.kernels_s(times, decode_s), self.stall * self.drag * of_mixed_s
 
     def kernels_s(self, times: EngineTimes, alone_s: Any, *, prompts: bool = False) -> Any:
         """What kernels and collectives take in a step that may carry prompts, given what they took alone."""
@@ -128,6 +95,59 @@ class Pace:
         [assumed] of all: SGLang and TensorRT-LLM switch their overlap with the GPU's work off in pipelines.
         """
         return self.stages * engine_step_s(times, self.sequences)
+
+
+class PacedSteps:
+    """PacedSteps of a steady state, with and without prompts: latencies, each worked out once.
+
+    Args:
+        pace: How often which is run.
+        times: The engine's own.
+        decode_s: Of a step that decodes alone: its kernels and collectives, through all stages.
+        mixed_s: Of one that also carries prompts.
+        kinds: Whether any decode, and whether any carry prompts.
+    """
+
+    def __init__(
+        self, pace: Pace, times: EngineTimes, decode_s: Any, mixed_s: Any, kinds: tuple[bool, bool] = (True, True)
+    ) -> None:
+        drag, prompts_s = pace.drag, in_step_s(times, mixed_s, prompts=True)
+        self._pace, self._seen, self.engine_s = pace, pace.seen(times), pace.engine_s(times)
+        self._decodes, self._prefills = kinds
+        self._decode_s, self._prompts_s = drag * in_step_s(times, decode_s), drag * prompts_s
+        self._mixed_s = pace.stall * drag * prompts_s  # what it takes for all microbatches
+
+    @cached_property
+    def tpot_s(self) -> Any:
+        """Mean seconds per output token after the first; 0 where none is made."""
+        if not self._decodes:
+            return 0.0
+        seen = self._seen
+        return ((1 - seen) * self._decode_s + seen * self._mixed_s + self.engine_s) / self._pace.gained
+
+    @cached_property
+    def step_s(self) -> Any:
+        """Mean seconds of a step, over those with and without prompts."""
+        share = self._pace.mixed_share
+        return (1 - share) * self._decode_s + share * self._mixed_s + self.engine_s
+
+    @cached_property
+    def ttft_s(self) -> Any:
+        """Mean seconds to the first token: half a step until the next begins, those it waits, the prompt's own.
+
+        0 where no prompt is computed.
+        """
+        if not self._prefills:
+            return 0.0
+        own_s = self._pace.prompt_steps * (self._prompts_s + self.engine_s)
+        return self.step_s / 2 + self.step_s * self._pace.waits + own_s
+
+    @cached_property
+    def prompt_share(self) -> Any:
+        """Share of the time per output token by which other requests' prompts lengthen it, in [0, 1); 1 without one."""
+        if not self._decodes:
+            return 1.0
+        return np.maximum(0.0, 1 - (self._decode_s + self.engine_s) / self._pace.gained / self.tpot_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,31 +191,26 @@ class Batching:
         """The same in a pipeline of so many stages, or of arrays of them."""
         return replace(self, pace=self.pace.through(stages))
 
-    def tpot_s(self, decode_s: Any, mixed_s: Any) -> Any:
-        """Mean seconds per output token; 0 where none is made."""
-        return self.pace.tpot_s(self.times, decode_s, mixed_s) if self.decode else 0.0
+    def steps(self, decode_s: Any, mixed_s: Any) -> PacedSteps:
+        """What its steps come to, given kernels and collectives of both kinds through all stages."""
+        return PacedSteps(self.pace, self.times, decode_s, mixed_s, (self.decode is not None, self.mixed is not None))
 
-    def prompt_share(self, decode_s: Any, mixed_s: Any) -> Any:
-        """Share of the time per output token that other requests' prompts take."""
-        return self.pace.prompt_share(self.times, decode_s, mixed_s) if self.decode else 1.0
+    def lines(self) -> Iterator[StepLine]:
+        """Mean seconds of a step, per output token and to the first one, as lines over the seconds of the steps."""
+        found = [self.steps(*each) for each in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))]
+        for each in zip(*[(steps.step_s, steps.tpot_s, steps.ttft_s) for steps in found], strict=True):
+            constant_s, decode_s, mixed_s = each
+            yield StepLine(constant_s, decode_s - constant_s, mixed_s - constant_s)
 
-    def step_s(self, decode_s: Any, mixed_s: Any) -> Any:
-        """Mean seconds of a step."""
-        return self.pace.step_s(self.times, decode_s, mixed_s)
-
-    def throughput(self, decode_s: Any, mixed_s: Any, gpus: Any) -> Any:
-        """Tokens per second and GPU of a replica of so many."""
-        return throughput(self.tokens, self.pace.stages, self.step_s(decode_s, mixed_s), gpus)
+    def throughput(self, step_s: Any, gpus: Any) -> Any:
+        """Tokens per second and GPU of a replica of so many, whose mean step takes so long."""
+        return throughput(self.tokens, self.pace.stages, step_s, gpus)
 
     def engine_s(self, decode_s: Any, mixed_s: Any) -> Any:
         """What the first kind of step takes beside its kernels alone; below 0 where these are faster in a step."""
         first_s = decode_s if self.decode else mixed_s
         longer_s = self.pace.kernels_s(self.times, first_s, prompts=not self.decode)
         return self.pace.engine_s(self.times) + longer_s - first_s
-
-    def ttft_s(self, decode_s: Any, mixed_s: Any) -> Any:
-        """Mean seconds to the first token; 0 where no prompt is computed."""
-        return self.pace.ttft_s(self.times, decode_s, mixed_s) if self.mixed else 0.0
 
 
 def throughput(tokens: Any, stages: Any, step_s: Any, gpus: Any) -> Any:
@@ -221,12 +236,6 @@ class StepLine(NamedTuple):
     constant_s: Any
     decode: Any
     mixed: Any
-
-    @classmethod
-    def of(cls, latency_s: Callable[[float, float], Any]) -> StepLine:
-        """Of a method of `Batching`, such as its `tpot_s`."""
-        constant_s = latency_s(0.0, 0.0)
-        return cls(constant_s, latency_s(1.0, 0.0) - constant_s, latency_s(0.0, 1.0) - constant_s)
 
 
 def in_step_s(times: EngineTimes, kernels_s: Any, *, prompts: bool = False) -> Any:

@@ -266,10 +266,15 @@ def group_sides(
         both = of(workload, load, tp, ep, layer_group=layer_group)
         return sides(both, both)
     attention = attention_rank(workload, load, tp, cp, dp, layer_group, of)
-    if workload.model.is_moe and not workload.model.groups[layer_group].is_moe:
+    if on_attention_alone(workload, layer_group):
         return sides(attention, attention)
     moe_tp = -(-tp * cp * dp // ep)
     return sides(attention, experts_rank(workload, load, moe_tp, ep, dp, layer_group, of))
+
+
+def on_attention_alone(workload: Workload, layer_group: int) -> bool:
+    """Whether the layers of a group lie on attention's mesh, though other layers have experts."""
+    return workload.model.is_moe and not workload.model.groups[layer_group].is_moe
 
 
 def attention_rank(

@@ -80,11 +80,11 @@ class LayerSum:
             costs: Of each op seconds of kernels, then of collectives; more is not looked at.
             moves: Of each tensor seconds for each op that reads it.
         """
-        waits: list[Any] = [0.0] * len(self.costs)
+        waits: dict[int, Any] = {}
         for ops, parts in zip(self.waiting, moves, strict=True):
             for op, part_s in zip(ops, parts):  # noqa: B905 arrays have room for the tensor with most readers
-                waits[op] = waits[op] + part_s
-        return add_up([cost[0] + (wait_s + cost[1]) for cost, wait_s in zip(costs, waits, strict=True)])
+                waits[op] = waits[op] + part_s if op in waits else part_s
+        return add_up([each[0] + (waits[op] + each[1] if op in waits else each[1]) for op, each in enumerate(costs)])
 
 
 @lru_cache(maxsize=256)

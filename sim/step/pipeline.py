@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -77,19 +76,6 @@ def _stage_of(order: tuple[int, ...], groups: int, meets: bool, start: int, end:
     return Stage(tuple(map(mine.count, range(groups))), tuple(sorted(met.items())) if meets else (), first, last)
 
 
-def side_by_side(stages: Sequence[Stage], shape: tuple[int, ...] = (-1,)) -> Stage:
-    """Several stages as one with arrays, of some shape."""
-    met = [dict(stage.meetings) for stage in stages]
-    pairs = sorted({pair for each in met for pair in each})
-    often = tuple((pair, np.reshape([each.get(pair, 0) for each in met], shape)) for pair in pairs)
-    layers = tuple(np.reshape(counts, shape) for counts in zip(*(stage.layers for stage in stages), strict=True))
-    return Stage(
-        layers,
-        often,
-        *(np.reshape(flags, shape) for flags in zip(*(stage[2:] for stage in stages), strict=True)),
-    )
-
-
 class Pipelines(NamedTuple):
     """The stages of several pipelines next to each other.
 
@@ -121,7 +107,8 @@ def pipelines(workload: Workload, depths: tuple[int, ...]) -> Pipelines:
     each = [pipeline(workload, pp) for pp in depths]
     counts = list(map(len, each))
     which = np.repeat(np.arange(len(depths)), counts)
-    stages = side_by_side([stage._replace(meetings=()) for stages in each for stage in stages])
+    *layers, first, last = np.array([(*stage.layers, *stage[2:]) for stages in each for stage in stages]).T
+    stages = Stage(tuple(layers), (), first, last)
     return Pipelines(np.array(depths)[which], stages, which, np.cumsum([0, *counts[:-1]]))
 
 

@@ -17,7 +17,7 @@ from sim.evaluation import Memory, StageBreakdown
 from sim.ops.rank import OpCost
 from sim.ops.sizes import Load
 from sim.prices.collectives import in_lanes_s, stage_send_s
-from sim.prices.mesh import stage_pair
+from sim.prices.mesh import MeshGroup, stage_pair
 from sim.step.attention_expert_meshes import Sides, meeting
 from sim.step.costs import sent_on_bytes
 from sim.step.layer import GroupSum, group_sums
@@ -241,12 +241,18 @@ def _draft(workload: Workload, load: Load, tp: int, cp: int, dp: int, ep: int) -
     return Draft(time_s, weights + run.joining_bytes, kv)
 
 
-def stream_send_s(end: Sides, pp: Any, last_choice: int) -> Any:
+def stream_send_s(end: Sides, pp: int, last_choice: int) -> float:
     """Seconds in which a stage sends its residual stream on; 0 without a pipeline."""
+    rank = end.experts
     if pp == 1:
         return 0.0
+    return stream_to_s(end, stage_pair(rank.tp, rank.ep, pp, *rank.workload.hardware.tiers), last_choice)
+
+
+def stream_to_s(end: Sides, pair: MeshGroup, last_choice: int) -> Any:
+    """Seconds in which a stage sends its residual stream to one that lies so beside it."""
     rank, hardware = end.experts, end.experts.workload.hardware
-    pair, sent_bytes = stage_pair(rank.tp, rank.ep, pp, *hardware.tiers), sent_on_bytes(rank, last_choice)
+    sent_bytes = sent_on_bytes(rank, last_choice)
     if rank.in_lanes:
         return in_lanes_s(partial(stage_send_s.__wrapped__, hardware), pair, sent_bytes)
     return stage_send_s(hardware, pair, sent_bytes)

@@ -329,7 +329,7 @@ def test_what_was_interrupted_is_worked_out_again(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(batched, "stream_send_s", interrupt)
+        interrupted.setattr(batched, "stream_to_s", interrupt)
         with pytest.raises(KeyboardInterrupt):
             evaluate_many(known, several)
     agree(known, several)

@@ -15,7 +15,7 @@ from sim.config.catalog import cells_of
 from sim.prices.calibration import Calibration
 from sim.prices.engine import BARE, EngineTimes, times_of
 from sim.prices.roofline import PRICED_BY_MEDIANS
-from sim.serving.phases import Pace
+from sim.serving.phases import Pace, PacedSteps
 from sim.simulate import evaluate, steady_state
 
 FOLDS = 5
@@ -50,7 +50,7 @@ class Steps:
 
     def tpot_s(self, times: EngineTimes) -> Floats:
         """[runs] seconds per output token under an engine."""
-        return self.pace.tpot_s(times, self.decode_s, self.mixed_s)
+        return self._under(times).tpot_s
 
     def tpot_of_each_s(self, times: Sequence[EngineTimes]) -> Floats:
         """[runs] the same, each under an engine of its own."""
@@ -58,11 +58,11 @@ class Steps:
 
     def prompt_share_of_each(self, times: Sequence[EngineTimes]) -> Floats:
         """[runs] share of the time per output token that other requests' prompts take, each under its engine."""
-        return self._of_each(times, lambda steps, each: steps.pace.prompt_share(each, steps.decode_s, steps.mixed_s))
+        return self._of_each(times, lambda steps, each: steps._under(each).prompt_share)
 
     def ttft_of_each_s(self, times: Sequence[EngineTimes]) -> Floats:
         """[runs] seconds to the first token, each under an engine of its own."""
-        return self._of_each(times, Steps._ttft_s)
+        return self._of_each(times, lambda steps, each: steps._under(each).ttft_s)
 
     def _of_each(self, times: Sequence[EngineTimes], figure: Callable[[Steps, EngineTimes], Floats]) -> Floats:
         """[runs] a figure, of all runs of equal times at once."""
@@ -74,8 +74,8 @@ class Steps:
             found[at] = figure(self[np.array(at)], each)
         return found
 
-    def _ttft_s(self, times: EngineTimes) -> Floats:
-        return self.pace.ttft_s(times, self.decode_s, self.mixed_s)
+    def _under(self, times: EngineTimes) -> PacedSteps:
+        return PacedSteps(self.pace, times, self.decode_s, self.mixed_s)
 
 
 def steps_of(runs: Sequence[ServingRun], machine: MeasuredMachine) -> Steps:

@@ -6,7 +6,7 @@ from sim.ops.dims import choices_of
 from sim.ops.sizes import Load
 from sim.ops.work import op_work
 from sim.prices.engine import BARE
-from sim.serving.phases import Batching
+from sim.serving.phases import Batching, PacedSteps
 from sim.step.attention_expert_meshes import sides_of_strategy
 from sim.step.stage import end_of
 from sim.step.vocabulary_layers import vocabulary_work
@@ -16,18 +16,18 @@ from sim.workload import Workload
 
 def light_tpot_s(workload: Workload, strategy: Strategy, state: Batching) -> float:
     """Seconds per output token at the bare roofline."""
-    return state.pace.tpot_s(BARE, *_light_steps_s(workload, strategy, state)) if state.decode else 0.0
+    return _light_steps(workload, strategy, state).tpot_s if state.decode else 0.0
 
 
 def light_step_s(workload: Workload, strategy: Strategy, state: Batching) -> float:
     """Mean seconds of a step at the bare roofline."""
-    return state.pace.step_s(BARE, *_light_steps_s(workload, strategy, state))
+    return _light_steps(workload, strategy, state).step_s
 
 
-def _light_steps_s(workload: Workload, strategy: Strategy, state: Batching) -> tuple[float, float]:
-    """Seconds of the first and of the last kind of step."""
+def _light_steps(workload: Workload, strategy: Strategy, state: Batching) -> PacedSteps:
+    """What the steps come to, without an engine's own time."""
     found = [light_s(workload, strategy, load) for load in state.loads]
-    return found[0], found[-1]
+    return PacedSteps(state.pace, BARE, found[0], found[-1])
 
 
 def light_s(workload: Workload, strategy: Strategy, load: Load) -> float:

@@ -25,8 +25,9 @@ def test_steps_that_take_no_less_never_keep_a_limit_that_shorter_ones_cannot(mod
         least_s = rng.uniform(0.001, 0.05) + np.array([0.0, rng.uniform(0, 0.3)])
         decode_s, mixed_s = least_s * rng.uniform(1, 3, 2)
         steps_s = decode_s, max(decode_s, mixed_s)
-        surely_s = state.tpot_s(*steps_s) * longer.token(float(state.prompt_share(*steps_s)))
-        known = least.tpot_s(*least_s), least.prompt_share(*least_s), least.pace.seen(least.times)
+        steps, shortest = state.steps(*steps_s), least.steps(*least_s)
+        surely_s = steps.tpot_s * longer.token(float(steps.prompt_share))
+        known = shortest.tpot_s, shortest.prompt_share, least.pace.seen(least.times)
         just = replace(longer, workload=replace(workload, tpot_slo_s=surely_s * (1 + 1e-9)))
         assert just.may_keep(*map(float, known))
         proven += longer.growth <= 1 - known[2]

@@ -14,7 +14,7 @@ from sim.config.question import Question
 from sim.engines.engine_registry import engine_rules
 from sim.ops.heuristics import megatron_dims
 from sim.prices.engine import Engine, EngineTimes
-from sim.serving.phases import Pace, batching, most_sequences
+from sim.serving.phases import Pace, PacedSteps, batching, most_sequences
 from sim.simulate import evaluate, steady_state
 from sim.strategy import Strategy
 from sim.workload import Workload
@@ -55,7 +55,7 @@ def test_an_engine_adds_its_own_time_and_its_share_of_other_requests_prompts() -
 
 
 def test_a_single_request_waits_for_nobodys_prompt() -> None:
-    assert batching(serving(), 1, 1).prompt_share(1.0, 5.0) == 0.0
+    assert batching(serving(), 1, 1).steps(1.0, 5.0).prompt_share == 0.0
 
 
 @settings(derandomize=True, deadline=None)
@@ -64,9 +64,9 @@ def test_the_share_of_prompts_is_what_they_lengthen_a_token_by(
     mixed_share: float, others: float, prefill_share: float, decode_s: float, longer: float, engine_s: float
 ) -> None:
     pace, times = Pace(mixed_share, others, 1, 1), EngineTimes(engine_s, 0.0, prefill_share)
-    share = pace.prompt_share(times, decode_s, decode_s * longer)
-    assert 0 <= share < 1
-    assert (1 - share) * pace.tpot_s(times, decode_s, decode_s * longer) == pytest.approx(decode_s + engine_s)
+    steps = PacedSteps(pace, times, decode_s, decode_s * longer)
+    assert 0 <= steps.prompt_share < 1
+    assert (1 - steps.prompt_share) * steps.tpot_s == pytest.approx(decode_s + engine_s)
 
 
 def test_chunks_bound_the_sequences_that_keep_running() -> None:

@@ -81,7 +81,7 @@ def test_each_further_stage_lengthens_an_engines_steps_and_none_of_a_bare_machin
         assert [pace.through(stages).drag for stages in (1, 2, 4)] == pytest.approx([1, 1 + share, 1 + 3 * share])
         assert batching(replace(served, phase=phase, engine=None), 16, 1).pace.through(4).drag == 1
     alone = batching(replace(served, phase="decode"), 16, 1)
-    assert alone.through(2).tpot_s(0.01, 0.01) == pytest.approx(
+    assert alone.through(2).steps(0.01, 0.01).tpot_s == pytest.approx(
         1.1 * in_step_s(alone.times, 0.01) + 2 * alone.pace.engine_s(alone.times)
     )
 

@@ -80,8 +80,8 @@ def test_a_larger_batch_never_has_less_of_what_bounds_a_search(
             grow(few.mixed.all_tokens(groups), many.mixed.all_tokens(groups))
     for latency, stages in itertools.product(("tpot_s", "ttft_s", "step_s"), (1, 2, 7, 64)):
         least, of_more, as_is = few.at_least.through(stages), many.at_least.through(stages), many.through(stages)
-        grow(getattr(least, latency)(1.0, 3.0), getattr(of_more, latency)(1.0, 3.0))
-        grow(getattr(least, latency)(1.0, 3.0), getattr(as_is, latency)(1.0, 3.0))
+        grow(getattr(least.steps(1.0, 3.0), latency), getattr(of_more.steps(1.0, 3.0), latency))
+        grow(getattr(least.steps(1.0, 3.0), latency), getattr(as_is.steps(1.0, 3.0), latency))
 
 
 def test_one_group_waits_for_nobody() -> None:

@@ -5,11 +5,12 @@ import pytest
 
 from sim.config.catalog import load_workload
 from sim.config.question import Question
+from sim.prices.mesh import MeshGroup
 from sim.serving.phases import batching
 from sim.step.attention_expert_meshes import sides_of
 from sim.step.layer import group_sums
 from sim.step.many_meshes import MOST_IN_LANES, ManyMeshes, branches_alike
-from sim.step.stage import base_of, stream_send_s, vocabulary_seconds
+from sim.step.stage import base_of, stream_to_s, vocabulary_seconds
 from tests.questions import question_about
 
 SERVED = question_about(
@@ -77,7 +78,7 @@ def test_addends_of_many_meshes_are_those_of_each(workload, two):
                 each,
                 lambda stacks: [number for stack in stacks for number in vocabulary_seconds(stack[-1], 1, 0)],
             )
-        agree(gpus, each, lambda stacks: [stream_send_s(stack[-1], 3, 1) for stack in stacks])
+        agree(gpus, each, lambda stacks: [stream_to_s(stack[-1], MeshGroup(2, 1), 1) for stack in stacks])
 
 
 def test_meshes_whose_sizes_no_whole_number_of_64_bits_holds_go_alone():
