@@ -151,7 +151,16 @@ SCENARIOS: list[tuple[str, tuple[Disturbed, ...]]] = [
             ("KILL", "watcher", 40),
         ),
     ),
-    ("tune-live", (("KILL", "benchmark", 1), ("clock", "all", 2), ("STOP", "command", 3), ("KILL", "command", 4))),
+    (
+        "tune-live",
+        (
+            ("KILL", "benchmark", 1),
+            ("clock", "all", 2),
+            ("STOP", "benchmark", 2),
+            ("STOP", "command", 3),
+            ("KILL", "command", 4),
+        ),
+    ),
     *(
         (name, tuple((how, kind, rows) for rows in command.moments))
         for name, command in COMMANDS.items()
