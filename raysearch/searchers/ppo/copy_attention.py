@@ -38,12 +38,10 @@ class MixturePolicyOutput:
     Attributes:
         log_weights: `[C]`.
         log_probs: `[C, H, K]`, as in `MultiCategorical`.
-        value: Always 0: there is no value network.
     """
 
     log_weights: np.ndarray
     log_probs: np.ndarray
-    value: float = 0.0
 
     @property
     def confidence(self) -> float:

@@ -57,10 +57,6 @@ class MultiCategorical(Distribution):
         """Probabilities `[..., H, K]`; exactly 0 in padded cells."""
         return self.log_probs.exp()
 
-    def confidence(self) -> Tensor:
-        """Each head's largest probability, CS_m in the paper's section 3, `[..., H]`."""
-        return self.log_probs.amax(-1).exp()
-
     def logp(self, value: Tensor, **_: Any) -> Tensor:
         """Joint log-probability `[...]` of one choice per head `[..., H]`."""
         return self.log_probs.gather(-1, value.unsqueeze(-1)).sum((-2, -1))

@@ -181,7 +181,7 @@ class SearchEnvRunner(EnvRunner):
             "memory": self.module.get_memory(),
             "next_call": self.next_call,
             "under_way": [asdict(each) for each in self._under_way],
-            "answered": [{**asdict(each.proposal), "reward": each.reward} for each in self._answered],
+            "answered": [[asdict(each.proposal), each.reward] for each in self._answered],
             "env": self._owned.get_state() if self._owned is not None else None,
         }
 
@@ -190,10 +190,7 @@ class SearchEnvRunner(EnvRunner):
         self.module.set_memory(state["memory"])
         self.next_call = state["next_call"]
         self._under_way = [Proposal(**each) for each in state["under_way"]]
-        self._answered = [
-            Answered(Proposal(**{name: value for name, value in each.items() if name != "reward"}), each["reward"])
-            for each in state["answered"]
-        ]
+        self._answered = [Answered(Proposal(**proposal), reward) for proposal, reward in state["answered"]]
         if self._owned is not None:
             self._owned.set_state(state["env"])
 

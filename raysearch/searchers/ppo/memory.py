@@ -76,11 +76,9 @@ class CallMemory:
         return int(np.append(self._known, False).argmin())
 
     def add(self, number: int, action: np.ndarray, merit: float) -> None:
-        """Notes that call `number` was of `action` `[A]`; nothing if that is known."""
+        """Notes that call `number` was of `action` `[A]`."""
         if number >= len(self._known):
             self._grow(2 * number + 1)
-        if self._known[number]:
-            return
         self.calls += 1
         self._known[number], self._actions[number], self._merits[number] = True, action, merit
         rank = self.rank(action)
@@ -133,13 +131,12 @@ class CallMemory:
         """Place of `action` `[A]` among all."""
         return int(action @ self._radix)
 
-    def get_state(self, since: int = 0) -> SavedState:
-        """Copy of all calls from number `since` on; the rest follows from them."""
-        numbers = np.flatnonzero(self._known[since:]) + since
+    def get_state(self) -> SavedState:
+        """Copy of all calls; the rest follows from them."""
         return {
-            "numbers": numbers,
-            "actions": self._actions[numbers],
-            "merits": self._merits[numbers],
+            "numbers": np.flatnonzero(self._known),
+            "actions": self.actions,
+            "merits": self.merits,
             "forgotten": self._forgotten,
         }
 
@@ -147,15 +144,7 @@ class CallMemory:
         """Goes back to a snapshot of all calls."""
         self.calls, self.best, self._first = 0, [], {}
         self._known[:] = False
-        self.hear(state)
-
-    def hear(self, state: SavedState) -> None:
-        """Takes in the calls of a snapshot."""
-        self.forget_elites(state["forgotten"])
-        numbers, actions, merits = (
-            state["numbers"].tolist(),
-            state["actions"].astype(np.int64),
-            state["merits"].tolist(),
-        )
-        for number, action, value in zip(numbers, actions, merits, strict=True):
+        self._forgotten = state["forgotten"]
+        calls = state["numbers"].tolist(), state["actions"].astype(np.int64), state["merits"].tolist()
+        for number, action, value in zip(*calls, strict=True):
             self.add(number, action, value)

@@ -76,11 +76,9 @@ class PolicyOutput:
 
     Attributes:
         log_probs: `[H, K]`, as in `MultiCategorical`.
-        value: Expected return.
     """
 
     log_probs: np.ndarray
-    value: float
 
     @property
     def confidence(self) -> float:
@@ -143,22 +141,20 @@ class EliteModule(TorchRLModule):
             return self.one_by_one(batch[Columns.OBS])
 
     def _forward_exploration(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """What the calls of the numbers `CALL` choose `[n, A]`, how likely policy and search were to, and values."""
+        """What the calls of the numbers `CALL` choose `[n, A]`, and how likely policy and search were to."""
         seen = [np.asarray(row, np.float32) for row in batch[Columns.OBS]]
         taken = batch.get(UNDER_WAY, ())
-        chosen, log_probs, preferences, values = [], [], [], []
+        chosen, log_probs, preferences = [], [], []
         for row, number in zip(seen, batch[CALL], strict=True):
             self.output = self.judge(row)
             choice, preference = self.choose(call_rng(self.model_config["search_seed"], int(number)), taken)
             chosen.append(choice)
             preferences.append(preference)
             log_probs.append(self.output.log_prob(choice))
-            values.append(self.output.value)
         return {
             Columns.ACTIONS: np.stack(chosen),
             Columns.ACTION_LOGP: np.array(log_probs),
             BEHAVIOUR_LOGP: np.array(log_probs) + preferences,
-            Columns.VF_PREDS: np.array(values),
         }
 
     def one_by_one(self, observations: Tensor) -> dict[str, Tensor]:
@@ -182,9 +178,7 @@ class EliteModule(TorchRLModule):
     def policy_output(self, out: dict[str, Any]) -> Any:
         """The output behind what the network made of one observation."""
         policy: Any = self.action_dist_cls
-        embeddings = out.get(Columns.EMBEDDINGS)
-        value = 0.0 if embeddings is None else float(self.compute_values({}, embeddings=embeddings))
-        return PolicyOutput(policy.from_logits(out[Columns.ACTION_DIST_INPUTS]).log_probs[0].numpy(), value)
+        return PolicyOutput(policy.from_logits(out[Columns.ACTION_DIST_INPUTS]).log_probs[0].numpy())
 
     def choose(self, rng: np.random.Generator, under_way: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
         """A choice `[A]` from the present output, and log(how likely it was / how likely the policy alone was to)."""

@@ -125,17 +125,6 @@ def test_what_it_says_does_not_depend_on_the_order_in_which_it_hears_of_calls() 
         )
 
 
-def test_news_bring_another_memory_up_to_date_and_hearing_them_twice_changes_nothing() -> None:
-    one, other = filled(((0, 0, 0, 0, 0), 1.0), ((1, 0, 0, 0, 0), 2.0)), filled(((0, 0, 0, 0, 0), 1.0))
-    other.add(2, np.array((1, 0, 1, 0, 0)), 9.0)
-    one.add(2, np.array((1, 0, 1, 0, 0)), 9.0)
-    one.forget_elites(before=2)
-    for _ in range(2):
-        other.hear(one.get_state(since=1))
-        assert other.best == one.best == [2]
-        np.testing.assert_array_equal(other.merits, one.merits)
-
-
 def test_calls_that_come_late_leave_no_gap() -> None:
     memory = CallMemory(4, SIZES, 2)
     for number in (0, 3, 1):

@@ -111,11 +111,11 @@ def test_choices_follow_number_seed_and_weights_and_say_how_likely_they_were():
 
 def test_a_module_that_explores_reads_an_observation_anew_once_it_has_other_weights():
     module, other = make_module(embedding=16, hidden=16), make_module(embedding=16, hidden=16)
+    before = explored(module, 0)[Columns.ACTIONS][0]
     with torch.no_grad():
-        other.value[-1].bias += 1.0
-    before = explored(module, 0)[Columns.VF_PREDS][0]
+        other.policy[-1].bias[: SIZES[0]] += 50.0 * (torch.arange(SIZES[0]) == (before[0] + 1) % SIZES[0])
     module.set_state(other.get_state())
-    assert explored(module, 0)[Columns.VF_PREDS][0] == pytest.approx(before + 1.0, rel=1e-5)
+    assert explored(module, 0)[Columns.ACTIONS][0][0] == (before[0] + 1) % SIZES[0]
 
 
 def test_confidence_and_entropy_of_an_output():
