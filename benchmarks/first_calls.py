@@ -4,6 +4,7 @@
     python benchmarks/first_calls.py --out curves.jsonl --cases machines --searchers prior,genetic --seeds 5 --calls 100
     python benchmarks/first_calls.py --out curves.jsonl --table                # the table alone
     python benchmarks/first_calls.py --out curves.jsonl --plot curves.svg      # a picture of it
+    python benchmarks/first_calls.py --out docs/evidence/learning.md --plot curves.svg  # of its tables
 
 A case is a workload and a black box that answers for it; those of the group `drawn` are random, on machines out by
 factors, and of `left_out` what configs/pretraining/left_out.toml leaves out. f/f* is the true figure of the best
@@ -25,9 +26,10 @@ import argparse
 import contextlib
 import json
 import math
+import re
 import tempfile
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -295,9 +297,9 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--plot", type=Path)
     asked = parser.parse_args()
-    lines = asked.out.read_text().splitlines() if asked.out.is_file() else []
-    done = {(row["case"], row["searcher"], row["seed"], row["calls"]) for row in map(json.loads, lines)}
     if not (asked.table or asked.plot):
+        lines = asked.out.read_text().splitlines() if asked.out.is_file() else []
+        done = {(row["case"], row["searcher"], row["seed"], row["calls"]) for row in map(json.loads, lines)}
         wanted = list(cases(asked.cases.split(",") if asked.cases else ()))
         for case in wanted:
             if not optimum_value(case.workload):
@@ -313,7 +315,8 @@ def main() -> None:
                     row = {"group": case.group, "case": case.name, "searcher": searcher, "seed": seed}
                     with asked.out.open("a") as file:
                         file.write(json.dumps({**row, "calls": asked.calls, "curve": found}) + "\n")
-    found = grouped([json.loads(line) for line in asked.out.read_text().splitlines()])
+    text = asked.out.read_text()
+    found = tabled(text) if asked.out.suffix == ".md" else grouped([json.loads(line) for line in text.splitlines()])
     plot(found, asked.plot) if asked.plot else print_table(found)
 
 
@@ -327,6 +330,25 @@ def grouped(rows: list[dict[str, Any]]) -> Curves:
     for row in rows:
         curves[row["group"], row["searcher"]][row["case"]].append(row["curve"])
     return curves
+
+
+def tabled(page: str) -> Curves:
+    """Means of a page's tables like those that are printed, of grounds with several searchers.
+
+    Where a table has names in bold, of those rows alone.
+    """
+    curves: Curves = defaultdict(lambda: defaultdict(list))
+    for table in re.split(r"\n\n+", page):
+        rows = [[cell.strip() for cell in line.strip(" |").split("|")] for line in table.splitlines()]
+        rows = [row for row in rows if len(row) > 3 and re.match(r"\d+ x \d+", row[2])]
+        bold = any(row[1].startswith("**") for row in rows)
+        for ground, searcher, count, *cells in rows:
+            if bold <= searcher.startswith("**"):
+                means = [float(cell.split()[0]) for cell in cells if cell]
+                for case in range(int(count.split()[0])):
+                    curves[ground, searcher.strip("*").removesuffix(" (luckiest)")][str(case)].append(means)
+    several = Counter(ground for ground, _ in curves)
+    return {key: by_case for key, by_case in curves.items() if several[key[0]] > 1}
 
 
 def plot(curves: Curves, path: Path) -> None:

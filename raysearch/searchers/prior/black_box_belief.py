@@ -23,6 +23,10 @@ _SEEN_AT_ONCE = 200
 """[assumed] Answers that decide together; more would take longer than they tell."""
 _NOTHING = 1e-100
 """[assumed] Far below any gain that is worth a call."""
+_POWER = 0.5
+"""Of tokens/s/GPU, whose gain is expected: of tokens themselves a hundredfold that is in time once in a hundred would
+count like the best that is known. [fitted] f/f* on 50 random black boxes kept from training is .995 after ten calls and
+.997 after fifteen (by the first power .988, .989); the logarithm finds as much there, and less under other engines."""
 _NEAR_LIMIT = 0.15
 """[assumed] Nats below a limit from which on keeping it tells something."""
 _MOST_EXCESS, _MISSED, _KEPT_BY = 3.0, 1e-3, 0.02
@@ -51,7 +55,8 @@ class Posterior(NamedTuple):
         late: Log of the nearer latency over its limit, its mean.
         memory, memory_sd: Of the log of needed over allowed bytes.
         in_time, kept: Probabilities that latencies and that the other limits are kept.
-        improvement: Expected, on the best so far, tokens/s/GPU; where nothing can be gained, far less, by how near.
+        improvement: Expected, within limits: before any answer is, tokens/s/GPU; then by how much their root is above
+            the best's, over that. Where nothing can be gained, far less, by how near.
     """
 
     log_tokens: Reals
@@ -190,12 +195,16 @@ class BlackBoxBelief:
         gain, tokens_mean, kept, mean, square, timely, above, above_square = np.zeros((8, len(predicted.kept)))
         for weight, error, error_sd in self._time.under_each(features.inputs):
             sd = doubt * error_sd
-            # An error up to here is in time, and up to there also better than the best: both as standard normals.
-            late, most = -nearer, np.minimum(-nearer, expected - math.log(best)) if best else -nearer
-            tokens = np.exp(expected - error + sd**2 / 2)
-            gain += weight * np.maximum(tokens * ndtr((most - error) / sd + sd) - best * ndtr((most - error) / sd), 0)
+            late, tokens = (-nearer - error) / sd, np.exp(expected - error + sd**2 / 2)
+            if best:  # an error up to here is in time and better than the best, as a standard normal
+                over = expected - error - math.log(best)
+                most = np.minimum(late, over / sd)
+                roots = np.exp(_POWER * over + (_POWER * sd) ** 2 / 2)
+                gain += weight * np.maximum(roots * ndtr(most + _POWER * sd) - ndtr(most), 0)
+            else:
+                gain += weight * tokens * ndtr(late + sd)
             tokens_mean += weight * tokens
-            timely += weight * ndtr((late - error) / sd)
+            timely += weight * ndtr(late)
             mean += weight * error
             square += weight * (error**2 + error_sd**2)
         for weight, excess, excess_sd in self._limits.under_each(features.inputs):

@@ -34,7 +34,7 @@ _TRUSTED = 0.05
 kept from training f/f* differs by -0.006 (95 % interval -0.066 to +0.046) after one call, and by nothing after two. A
 network is surest of what it overrates."""
 _LIKELY = 0.5
-"""[assumed] Probability of keeping the limits from which on a strategy's tokens decide while no call has kept them."""
+"""[assumed] Probability of keeping the limits from which on expected tokens decide while no call has kept them."""
 NO_POLICY = "none"
 _POLICY_CALLS = 5
 """Calls that a policy decides, then expected improvement does. [fitted] by the network's terms, on 50 black boxes kept
@@ -67,10 +67,11 @@ class PriorSearcher(Searcher):
     The built-in simulator, or a network that emulates it, expects the time of a step, latencies, memory, and whether a
     choice breaks a limit. What it misses on this black box is learned as two Gaussian processes: one of the time, one
     of the memory. Candidates are drawn over all degrees with choices that were good elsewhere, and mutated from the
-    best. The first call is of what is expected to be best, the next ones of those with the largest expected improvement
-    that keeps every limit. While no call has kept them, it is the best that keeps them more likely than not, or the
-    likeliest: expected improvement would bet on what is in time only if everything is faster than it was so far. Where
-    the network expects, the first five are those that a trained policy prefers, which attends to all of them.
+    best. The first call is of what is expected to be best. While no call has kept all limits, the next is of what has
+    the largest expected tokens/s/GPU within them, among what keeps them more likely than not, or of the likeliest; then
+    of the largest expected improvement of their square root. Tokens themselves would bet: on a hundred times as many
+    that are in time once in a hundred. Where the network expects, the first five are those that a trained policy
+    prefers, which attends to all of them.
 
     Source: expected improvement: Jones, Schonlau and Welch, "Efficient Global Optimization", 1998; constraints: Gardner
     et al., "Bayesian Optimization with Inequality Constraints", 2014; the policy: `raysearch.searchers.prior.policy`.
@@ -121,7 +122,7 @@ class PriorSearcher(Searcher):
         merit = posterior.improvement
         if self.belief.all_missed and not decides:
             able = posterior.in_time * posterior.kept
-            merit = np.where(able >= _LIKELY, 1 + np.exp(posterior.log_tokens), able)
+            merit = np.where(able >= _LIKELY, 1 + merit, able)
         kept = np.lexsort((-posterior.improvement, -merit))[:_KEPT]
         self._pool, posterior = pool.at(kept), posterior.at(kept)
         rows = self._preferred(posterior) if decides else range(len(kept))
@@ -150,7 +151,10 @@ class PriorSearcher(Searcher):
         return _DOUBTS[stalled % len(_DOUBTS)]
 
     def _around(self) -> Action:
-        """New candidates: mutations of the best answers and candidates, some elsewhere, and neighbours of the best."""
+        """New candidates: mutations of the best answers and candidates, some elsewhere, and the last call's neighbours.
+
+        Where a call missed a limit by little, what keeps it is a step away.
+        """
         merit, called = np.array([answer.raw for answer in self.belief.answers]), self.belief.actions
         good = [called[row] for row in np.argsort(-merit, kind="stable")[:_PARENTS] if merit[row] > 0]
         parents = np.concatenate(
@@ -158,8 +162,8 @@ class PriorSearcher(Searcher):
         )
         found = [self._candidates.mutated(parents, _MUTATED, self.rng)]
         found.append(self._candidates.elsewhere(parents, _MUTATED // 2, self.rng))
-        if good and merit[-1] == merit.max():
-            found.append(self._candidates.neighbours(good[0]))
+        if called:
+            found.append(self._candidates.neighbours(called[-1]))
         return np.concatenate(found)
 
     def tell(self, action: Action, outcome: Outcome) -> None:

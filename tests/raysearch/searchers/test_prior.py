@@ -379,7 +379,7 @@ def test_a_machine_that_is_as_expected_leaves_strategies_as_they_are() -> None:
     np.testing.assert_allclose(beyond, 0, atol=0.01)
 
 
-def test_expected_improvement_is_the_mean_of_what_is_gained_over_errors_drawn_at_random() -> None:
+def test_expected_improvement_is_the_mean_of_what_the_root_of_tokens_gains_over_errors_drawn_at_random() -> None:
     space, rng = StrategySpace(MOE), np.random.default_rng(0)
     belief = BlackBoxBelief(read_prior(SHIPPED_PRIOR), space, "network")
     pool = first_pool(belief, space, CandidateStrategies(space, ()), rng).best(30)
@@ -388,15 +388,15 @@ def test_expected_improvement_is_the_mean_of_what_is_gained_over_errors_drawn_at
     belief.learn()
     posterior = pool.posterior()
     features, predicted = pool.features, pool.predicted
-    tokens, kept = np.zeros(30), np.zeros(30)
+    gained, kept = np.zeros(30), np.zeros(30)
     for weight, error, sd in belief._time.under_each(features.inputs):
         drawn = error[:, None] + sd[:, None] * rng.standard_normal((30, 20_000))
-        there = np.exp(features.log_tokens[:, None] - predicted.log_step_s[:, None] - drawn)
+        there = np.exp(features.log_tokens[:, None] - predicted.log_step_s[:, None] - drawn) / (step / 2)
         in_time = predicted.log_tpot_s[:, None] + drawn <= math.log(MOE.tpot_limit_s)
-        tokens += weight * (np.maximum(there - step / 2, 0) * in_time).mean(1)
+        gained += weight * (np.maximum(np.sqrt(there) - 1, 0) * in_time).mean(1)
         kept += weight * in_time.mean(1)
     np.testing.assert_allclose(posterior.in_time, kept, atol=0.02)
-    np.testing.assert_allclose(posterior.improvement, tokens * posterior.kept, rtol=0.1, atol=0.01 * tokens.max())
+    np.testing.assert_allclose(posterior.improvement, gained * posterior.kept, rtol=0.1, atol=0.01 * gained.max())
 
 
 def test_before_anything_is_in_time_many_tokens_that_are_surely_late_are_worth_less_than_few_that_may_not_be() -> None:
@@ -415,7 +415,7 @@ def test_before_anything_is_in_time_many_tokens_that_are_surely_late_are_worth_l
     assert improvement[surely].max() < improvement[perhaps].min()
 
 
-def test_while_no_call_was_in_time_the_next_is_the_best_that_is_more_likely_than_not() -> None:
+def test_while_no_call_was_in_time_the_next_has_the_most_expected_tokens_of_what_is_more_likely_than_not() -> None:
     space = StrategySpace(MOE)
     searcher = PriorSearcher(space, seed=0, budget=9, options=PriorOptions())
     pool = CandidatePool(searcher.belief, CandidateStrategies(space, ()).spread(600, np.random.default_rng(0)))
@@ -424,9 +424,13 @@ def test_while_no_call_was_in_time_the_next_is_the_best_that_is_more_likely_than
     searcher.belief.learn()
     believed = pool.posterior()
     likely = np.flatnonzero(believed.in_time * believed.kept >= 0.5)
-    best = int(likely[believed.log_tokens[likely].argmax()])
+    best = int(likely[believed.improvement[likely].argmax()])
     np.testing.assert_array_equal(searcher._chosen(pool), pool.actions[best])
     assert best != believed.improvement.argmax()  # which bets
+    nearby = searcher._candidates.neighbours(pool.actions[row])  # of the call that was late
+    looked_at = {action.tobytes() for action in searcher._around()}
+    assert len(nearby) > 20
+    assert {action.tobytes() for action in nearby} <= looked_at
 
 
 # --- candidates ---------------------------------------------------------------------------------------
