@@ -1,10 +1,11 @@
 """The best known goodput of the shipped workloads of phase traffic, its bound, and how far searchers come.
 
     python benchmarks/goodputs.py                       # all of them, 1,000 calls of each searcher
-    python benchmarks/goodputs.py traffic_qwen3_32b --calls 100 --searchers random,annealing --seeds 3 --keep runs/
+    python benchmarks/goodputs.py traffic_qwen3_32b --searchers random,annealing,prior:100:1 --seeds 3 --keep runs/
 
 The first line of a workload is branch and bound's: tokens/s/GPU of its best, the bound it proves, and the gap after so
-many replays. The others are the best of a searcher after so many calls: mean [lowest, highest] of its seeds. The last
+many replays. The others are the best of a searcher after so many calls: mean [lowest, highest] of its seeds;
+`prior:100:1` makes 100 calls with one seed, whatever --calls and --seeds say. The last
 one is the best known under arrivals of eight other seeds, and of longer replays (--requests): mean and standard
 deviation of one seed's goodput. Searches that were stopped go on from the folder in which they are kept. --picture
 draws the curves as shares of the best known.
@@ -52,9 +53,8 @@ def curve(name: str, searcher: str, calls: int, seed: int, kept: Path) -> tuple[
 
 def lines(workload: Workload, asked: argparse.Namespace, kept: Path) -> Curves:
     """Prints what is known of a workload; its curves as shares of the best known."""
-    searchers, calls, replays, seeds = asked.searchers.split(","), asked.calls, asked.replays, asked.seeds
     started_s = time.process_time()
-    exact = best_goodput(space_of(workload), replays)
+    exact = best_goodput(space_of(workload), asked.replays)
     known = exact.tokens_per_s_per_gpu
     strategy = exact.best.steady_state.strategy if exact.best else None
     proven = "proven" if exact.proven else f"gap {exact.gap:.1%}"
@@ -65,7 +65,9 @@ def lines(workload: Workload, asked: argparse.Namespace, kept: Path) -> Curves:
         flush=True,
     )
     curves = dict[str, Floats]()
-    for searcher in searchers:
+    for each in asked.searchers.split(","):
+        searcher, *own = each.split(":")
+        calls, seeds = (int(own[at]) if at < len(own) else usual for at, usual in enumerate((asked.calls, asked.seeds)))
         found = [curve(workload.name, searcher, calls, seed, kept) for seed in range(seeds)]
         for values, best, _ in found:
             if values[-1] > known:

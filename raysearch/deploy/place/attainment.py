@@ -94,10 +94,31 @@ class Trials:
         limits_s = limit * np.array([(each.ttft_s, each.tpot_s) for each in objectives])
         self._cluster, self._arrivals = cluster, arrivals
         self._limits_s = limits_s[arrivals.models]
+        self._longest_s = [each.longest_s for each in objectives]
         self._work_s = [cluster.work_s(model) for model in range(len(objectives))]
         self._counted = arrivals.times_s >= WARM_UP * arrivals.horizon_s
         self._kept: dict[ModelPlacement, _Part] = {}
         self.requests = int(self._counted.sum())  # that count
+
+    def bound(self, placement: ModelPlacement) -> tuple[float, float]:
+        """(a share in time, minus a mean time to the first token) that a placement does not exceed, without a replay.
+
+        Groups serve no more than their steady states in the time in which requests can be in time, and no first token
+        comes before a lone prompt is done.
+        """
+        counts = np.bincount(self._arrivals.models[self._counted], minlength=len(self._work_s))
+        in_time, first_s = 0.0, math.inf
+        for at in _apart(placement):
+            services = [
+                {model: self._cluster.services[model, placement[each].shape] for model in placement[each].models}
+                for each in at
+            ]
+            models = sorted({model for each in services for model in each})
+            window_s = (1 - WARM_UP) * self._arrivals.horizon_s + max(self._longest_s[model] for model in models)
+            most = _FLOOD * window_s * sum(max(of.most_per_s for of in each.values()) for each in services)
+            in_time += min(float(counts[models].sum()), most)
+            first_s = min(first_s, *[of.prompt_s for each in services for of in each.values()])
+        return in_time / self.requests if self.requests else 1.0, -_PRICED * first_s
 
     def of(self, placement: ModelPlacement, most_late: float = math.inf) -> Trial | None:
         """What a placement attains; None where more requests than these are late."""
@@ -174,6 +195,10 @@ class Trials:
 
 _REFUSED = 1e9
 """Times its limit that a refused request takes to its first token; percentiles interpolate, and infinity does not."""
+_FLOOD = 1.05
+"""Of a steady state at its best, what a flood of requests gets at most. [assumed] 1.01 as measured"""
+_PRICED = 0.98
+"""Of a lone prompt's time, what a replay takes at least: its tables are within 1 % of the step model."""
 _MOST_KEPT = 2_000_000
 """Requests of parts that are kept. [assumed] 50 MB"""
 

@@ -275,7 +275,7 @@ def _priced(file: FleetFile, table: _ModelTable, model: str, hardware: str, reco
         careful, bolder = (best_service(prompts, each, shape, objective) for each in both)
         if careful and bolder:
             if recorded is not None:  # a request is given up once the shortest prompt's first token would be late
-                careful, bolder = (replace(each, prompt_s=0.0) for each in (careful, bolder))
+                careful, bolder = (replace(each, prompt_s=0.0, most_per_s=math.inf) for each in (careful, bolder))
             services[shape] = careful, bolder
     return _Priced(serving, tenant, services)
 

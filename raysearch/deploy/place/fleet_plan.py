@@ -111,7 +111,8 @@ def plan_fleet(fleet: Fleet, requests: int, seeds: int, percentile: float, progr
     found = best_placements(cluster, search.draw(cluster), last_few, kinds, progress=progress)
     arrivals = traffic.draw(cluster)
     options: dict[ModelPlacement, PlacementOption] = {}
-    for kind, each in zip(kinds, found, strict=True):
+    for done, (kind, each) in enumerate(zip(kinds, found, strict=True)):
+        progress("other arrivals", done, len(kinds))
         if each.placement not in options:
             options[each.placement] = _option(fleet, kind.name, each, last_few, arrivals, percentile)
     named = (

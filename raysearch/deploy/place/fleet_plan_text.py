@@ -50,7 +50,7 @@ def fleet_plan_blocks(answer: FleetPlan) -> Iterator[RenderableType]:
     yield plain_table("Kinds of placements", columns, rows)
     exact = all(option.found.exact for option in answer.options)
     tried = sum(option.found.tried for option in answer.options)
-    how = "every placement was tried" if exact else "found by a heuristic: better ones may exist"
+    how = "no other can be better on these runs" if exact else "found by a heuristic: better ones may exist"
     yield f"{tried:,} placements simulated; {how}."
     seeds, requests = len(answer.traffic.seeds), answer.traffic.requests
     yield (

@@ -1,4 +1,7 @@
-"""The placement that keeps most requests in time: every one where they are few, else AlpaServe's search and more.
+"""The placement that keeps most requests in time: the best of all where they are few, else AlpaServe's search and more.
+
+Where they are few, those come first that may have most requests in time by their groups' steady states, and the search
+ends where no other may be among the best (`Trials.bound`).
 
 Where not all placements can be tried: groups of one shape, then of the best shapes together (all ways to cut the GPUs,
 where those are few); on each, models are placed greedily, the one with most late requests on the group that works
@@ -34,6 +37,8 @@ _MOST_CHANGES = 80
 _FINALISTS = 6
 """Placements that are compared once more, on arrivals that the search has not seen."""
 
+_Score = tuple[float, float]
+"""Share of the requests in time; minus the mean time to the first token."""
 PlacementProgress = Callable[[str, int, int], None]
 """Called with what is done, and how far: (what, done, total)."""
 
@@ -85,8 +90,8 @@ class Found:
 
     Attributes:
         placement: It.
-        exact: Whether every one was tried, so that none has more requests of the search's arrivals in time.
-        tried: How many were simulated.
+        exact: Whether none has more requests of the search's arrivals in time.
+        tried: How many were simulated, to the end or until they were too late to be among the best.
     """
 
     placement: ModelPlacement
@@ -124,7 +129,7 @@ class _Search:
         self.cluster = cluster
         self._traffic, self._final_traffic = ([Trials(cluster, each) for each in some] for some in (traffic, final))
         self._scores: dict[ModelPlacement, tuple[float, float]] = {}
-        self._below: dict[ModelPlacement, float] = {}  # shares in time that placements without a score do not reach
+        self._below: dict[ModelPlacement, _Score] = {}  # scores that placements without one do not exceed
         self._finals: dict[ModelPlacement, tuple[float, float]] = {}
 
     def best_of(self, allowed: Allowed, most_tried: int, progress: PlacementProgress) -> Found:
@@ -133,9 +138,7 @@ class _Search:
         )
         exact, before = len(every) <= most_tried, len(self._scores) + len(self._below)
         if exact:
-            for done, placement in enumerate(every):
-                self.score(placement)
-                progress(allowed.name, done + 1, len(every))
+            self._try(allowed, every, progress)
         else:
             self.fill(allowed, progress)
             for placement in self._ranked(allowed)[:_MENDED]:
@@ -144,16 +147,29 @@ class _Search:
 
     def _ranked(self, allowed: Allowed) -> list[ModelPlacement]:
         """The best that are allowed, the best first: no other is as good as the last of the finalists."""
-        last = self._least_finalist(allowed)
+        last = self._least_finalist(allowed)  # that others may only raise
         for placement in [each for each, below in self._below.items() if below > last and allowed.has(each)]:
             self.score(placement)
         inside = [placement for placement in self._scores if allowed.has(placement)]
         return sorted(inside, key=lambda each: self._scores[each], reverse=True)
 
-    def _least_finalist(self, allowed: Allowed) -> float:
-        """Share in time of the last that would be compared once more; 0 as long as there are fewer."""
-        shares = sorted((share for each, (share, _) in self._scores.items() if allowed.has(each)), reverse=True)
-        return shares[_FINALISTS - 1] if len(shares) >= _FINALISTS else 0.0
+    def _least_finalist(self, allowed: Allowed) -> _Score:
+        """The last that would be compared once more; the worst there is as long as there are fewer."""
+        scores = sorted((score for each, score in self._scores.items() if allowed.has(each)), reverse=True)
+        return scores[_FINALISTS - 1] if len(scores) >= _FINALISTS else (0.0, -math.inf)
+
+    def _try(self, allowed: Allowed, every: Sequence[ModelPlacement], progress: PlacementProgress) -> None:
+        """Scores all that may be finalists; of those that leave other GPUs idle, but serve alike, one."""
+        distinct = {tuple(placed for placed in each if placed.models): each for each in reversed(every)}
+        bounds = {each: self._bound(each) for each in distinct.values()}
+        ordered = sorted(bounds, key=lambda each: bounds[each], reverse=True)
+        for done, placement in enumerate(ordered):
+            least = self._least_finalist(allowed)
+            if bounds[placement] < least:
+                break
+            if placement not in self._scores and self._below.get(placement, bounds[placement]) >= least:
+                self._scored(placement, least)
+            progress(allowed.name, done + 1, len(ordered))
 
     def _final(self, ranked: Sequence[ModelPlacement]) -> ModelPlacement:
         if not self._final_traffic:
@@ -163,27 +179,36 @@ class _Search:
                 self._finals[placement] = _score([_whole(each, placement) for each in self._final_traffic])
         return max(ranked[:_FINALISTS], key=lambda each: self._finals[each])
 
-    def score(self, placement: ModelPlacement) -> tuple[float, float]:
-        """Share of the requests in time; minus the mean time to the first token."""
+    def _bound(self, placement: ModelPlacement) -> _Score:
+        """What its score does not exceed."""
+        shares, firsts = np.transpose([each.bound(placement) for each in self._traffic])
+        return float(np.mean(shares)), float(firsts.max())
+
+    def score(self, placement: ModelPlacement) -> _Score:
+        """Of a placement, whatever it is."""
         if placement not in self._scores:
-            self._scores[placement] = _score([_whole(each, placement) for each in self._traffic])
-            self._below.pop(placement, None)
+            self._scored(placement, (0.0, -math.inf))
         return self._scores[placement]
 
     def _beats(self, changed: ModelPlacement, placement: ModelPlacement, allowed: Allowed) -> bool:
         """Whether a placement is better than a scored one; given up once it can neither be that nor a finalist."""
-        least = min(self._scores[placement][0], self._least_finalist(allowed))
-        late_shares = len(self._traffic) * (1 - least)
+        scored = self._scored(changed, min(self._scores[placement], self._least_finalist(allowed)))
+        return scored and self._scores[changed] > self._scores[placement]
+
+    def _scored(self, placement: ModelPlacement, least: _Score) -> bool:
+        """Scores a placement, unless its share in time is below that of a score."""
+        late_shares = len(self._traffic) * (1 - least[0])
         trials: list[Trial] = []
         for each in self._traffic:
-            trial = each.of(changed, math.floor(late_shares * each.requests * (1 + 1e-9)))
+            trial = each.of(placement, math.floor(late_shares * each.requests * (1 + 1e-9)))
             if trial is None:
-                self._below[changed] = least
+                self._below[placement] = least[0], -math.inf
                 return False
             late_shares -= 1 - trial.attained
             trials.append(trial)
-        self._scores[changed] = _score(trials)
-        return self._scores[changed] > self._scores[placement]
+        self._scores[placement] = _score(trials)
+        self._below.pop(placement, None)
+        return True
 
     def fill(self, allowed: Allowed, progress: PlacementProgress) -> None:
         """Fills partitions greedily: all of them, or those of one shape and of the best shapes two by two."""
@@ -278,7 +303,7 @@ def _whole(trials: Trials, placement: ModelPlacement) -> Trial:
     return trial
 
 
-def _score(trials: Sequence[Trial]) -> tuple[float, float]:
+def _score(trials: Sequence[Trial]) -> _Score:
     served = [trial for trial in trials if not math.isnan(trial.ttft_s[0])]
     ttft_s = float(np.mean([trial.ttft_s[0] for trial in served])) if served else math.inf
     return float(np.mean([trial.attained for trial in trials])), -ttft_s

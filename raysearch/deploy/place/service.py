@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from raysearch.deploy.replay.deployed_fleets import AggregatedFleet
 from sim.evaluation import Evaluation, Memory
 from sim.optimum.spaces import space_of
 from sim.replay.replica import Deployed
@@ -53,6 +54,12 @@ class Objective:
     ttft_s: float
     tpot_s: float
 
+    @property
+    def longest_s(self) -> float:
+        """Of a request that is in time."""
+        after = self.output_tokens - 1
+        return self.ttft_s + (after * self.tpot_s if after else 0.0)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Service:
@@ -66,6 +73,8 @@ class Service:
         fixed_bytes: Weights, activations and runtime, on the fullest GPU.
         request_bytes: Its KV cache of one request, with what the engine's policy lays on top.
         allowed_bytes: What a GPU may hold.
+        most_per_s: Requests a second that no load exceeds for long where it has the group for itself; infinite where
+            prompts differ.
     """
 
     strategy: Strategy
@@ -75,6 +84,7 @@ class Service:
     fixed_bytes: float
     request_bytes: float
     allowed_bytes: float
+    most_per_s: float = math.inf
 
     @property
     def evaluation(self) -> Evaluation:
@@ -84,7 +94,13 @@ class Service:
     def slower(self, factor: float) -> Service:
         """The same where every step takes so many times as long."""
         deployed = replace(self.deployed, slower=factor * self.deployed.slower)
-        return replace(self, deployed=deployed, prompt_s=factor * self.prompt_s, work_s=factor * self.work_s)
+        return replace(
+            self,
+            deployed=deployed,
+            prompt_s=factor * self.prompt_s,
+            work_s=factor * self.work_s,
+            most_per_s=self.most_per_s / factor,
+        )
 
     def sharing(self, room_bytes: float, objective: Objective) -> Deployed:
         """How it runs with so much room for its KV cache; requests that cannot be in time any more are refused."""
@@ -110,7 +126,11 @@ def best_service(prompts: Workload, serving: Workload, shape: GroupShape, object
         for strategy in _strategies(serving, shape)
         if (each := _served(prompts, serving, strategy, objective)) is not None
     ]
-    return max(found, key=lambda each: each[0], default=(None, None))[1]
+    if not found:
+        return None
+    best = max(found, key=lambda each: each[0])[1]
+    most_per_s = AggregatedFleet(best.deployed, 1).most_per_s(objective.prompt_tokens, objective.output_tokens)
+    return replace(best, most_per_s=most_per_s)
 
 
 def _strategies(workload: Workload, shape: GroupShape) -> Iterator[Strategy]:
