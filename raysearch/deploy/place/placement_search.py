@@ -160,7 +160,9 @@ class _Search:
 
     def _try(self, allowed: Allowed, every: Sequence[ModelPlacement], progress: PlacementProgress) -> None:
         """Scores all that may be finalists; of those that leave other GPUs idle, but serve alike, one."""
-        distinct = {tuple(placed for placed in each if placed.models): each for each in reversed(every)}
+        distinct: dict[ModelPlacement, ModelPlacement] = {}
+        for each in every:
+            distinct.setdefault(tuple(placed for placed in each if placed.models), each)
         bounds = {each: self._bound(each) for each in distinct.values()}
         ordered = sorted(bounds, key=lambda each: bounds[each], reverse=True)
         for done, placement in enumerate(ordered):
