@@ -41,13 +41,14 @@ docs: setup-dev pages
 	@echo "built: build/docs/index.html; $(BIN)/mkdocs serve shows it and follows changes"
 
 LAST := nice -n 5
+LANES := slow-others quick-others slow-simulators types slow-learning quick-answers slow-studies quick-learning slow-processes quick-sim slow-sim pages
 check:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/codespell
-	@# Slow tests mostly wait for processes, the rest computes and lets them go first: so they take half the time.
-	$(MAKE) --no-print-directory -j12 --output-sync=line slow-tests quick-tests types pages
+	@# Lanes that wait for processes beside lanes that compute and let them go first; more at once only share caches.
+	$(MAKE) --no-print-directory -j4 --output-sync=line $(LANES)
 
 pages: # without the makers' notice about versions to come
 	NO_MKDOCS_2_WARNING=1 $(LAST) $(BIN)/mkdocs build --strict --quiet
