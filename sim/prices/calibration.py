@@ -167,7 +167,9 @@ class Calibration:
             series = self.windowed(prefix + "gqa", windowed)
             fitted = self.table(series)(*point[:2], log_of(smaller(group, WIDEST_GROUP)), point[3])
             if group > WIDEST_GROUP:
-                fitted = larger(fitted, self.table(self.windowed(prefix + "wide", windowed))(*point))
+                wide = self.windowed(prefix + "wide", windowed)
+                in_proportion = fitted + log_of(group / WIDEST_GROUP)
+                fitted = larger(fitted, self.table(wide)(*point)) if wide in self.series else in_proportion
         streamed = 2 * streams * kv_len * head_dim * BYTES[kv_dtype] - self.cached_bytes
         byte_us = streamed / self.machine.hbm_bytes_per_us
         flop_us = 4 * sequences * heads * head_dim * kv_len / self.machine.flop_per_us["bf16"]

@@ -283,7 +283,9 @@ class Curves:
         sizes = (sequences, kv_len, heads, kv_heads, head_dim)
         if multi_head or heads <= WIDEST_GROUP * kv_heads:
             return self._priced(series, time_us, sizes, dtype)
-        series = self.calibration.windowed(f"attention_decode/{engine}/{priced_as}/wide", windowed)
+        measured = self.calibration.windowed(f"attention_decode/{engine}/{priced_as}/wide", windowed)
+        if measured in self.calibration.series:
+            series = measured
         wide = self._priced(series, time_us, sizes, dtype)
         return wide if wide.extrapolated else self.beyond(wide, _WIDE)
 
@@ -469,8 +471,7 @@ class Curves:
             case "gemm":
                 needed = [[f"gemm/{engine}/{dtype}"]]
             case "attention_decode":
-                prefix = f"attention_decode/{engine}/{dtype}/"
-                needed = [[prefix + "mha"] if variant == "mha" else [prefix + "gqa", prefix + "wide"]]
+                needed = [[f"attention_decode/{engine}/{dtype}/{variant}"]]
             case "mla_decode":
                 needed = [[f"mla_decode/{engine}/{dtype}"], [f"mla_decode/{dtype}"]]
             case "attention_prefill":

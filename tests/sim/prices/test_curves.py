@@ -526,6 +526,22 @@ def test_the_error_of_serving_is_that_of_the_calibrations_held_out_runs(tmp_path
     assert load_hardware(path).errors.serving == load_hardware(path).errors.uncalibrated  # never compared with any
 
 
+@pytest.mark.parametrize("machine", ["h200_sxm", "b200_sxm", "l40s", "rtx_pro_6000_server"])
+def test_measured_decode_attention_prices_its_engine_where_no_wide_groups_were_measured(machine: str) -> None:
+    calibration = load_calibration(machine)
+    measured = {tuple(series.split("/")[1:]) for series in calibration.series if series.startswith("attention_decode/")}
+    narrow = {each[:2] for each in measured if each[2:] == ("gqa",)} - {each[:2] for each in measured if "wide" in each}
+    assert narrow
+    for engine, dtype in narrow:
+        usual, widest, wide = (
+            Curves(calibration, engine, "nccl").kernel(DecodeAttention(64, 4096, heads, 1, 128, False), dtype, dtype)
+            for heads in (8, 32, 64)
+        )
+        assert (usual.extrapolated, widest.extrapolated) == ("", "")
+        assert wide.extrapolated == "attention of more than 32 query heads per KV head"
+        assert usual.time_s <= widest.time_s < wide.time_s <= 2 * widest.time_s * (1 + 1e-9)
+
+
 def test_nccl_alone_is_slower_than_an_engines_own_all_reduce_on_small_messages() -> None:
     nccl = dataclasses.replace(H100, curves=Curves(FITTED, "trtllm", "nccl"))
     small = [collective_price(hardware, "all_reduce", tp_group(8, 8), 131072.0).time_s for hardware in (H100, nccl)]
