@@ -24,7 +24,7 @@ from raysearch.runs.records import RunSpec
 from raysearch.runs.run import SearchRun
 from raysearch.studies.study_status import read_status
 from tests.conftest import command_environment, raysearch_command
-from tests.processes import LONGEST_S, descendants, started_by
+from tests.processes import LONGEST_S, descendants, started_by, wait_until
 from tests.raysearch.gated import (
     digests,
     holds_rows,
@@ -88,6 +88,8 @@ def test_a_study_survives_a_hangup_a_move_and_deaths_of_its_host_its_driver_its_
     last = start(*alone, moved, "--resume")
     let_pass(80)
     wait_for_rows(last, moved, 80)
+    # Runs of the cluster may live on for a while and make these calls.
+    wait_until(lambda: any(holds_rows(pid, moved) for pid in descendants(last.pid)))
     (run,) = (pid for pid in descendants(last.pid) if holds_rows(pid, moved))
     os.kill(run, signal.SIGKILL)
     let_pass(90)
