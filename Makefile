@@ -13,7 +13,10 @@ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
   { echo "raysearch needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || true); choose another: make PYTHON=python3.11 ..." >&2; exit 1; }
 endef
 
-.PHONY: help search test test-cluster fuzz docs check types pages quick-tests quick-sim quick-answers quick-learning quick-others slow-tests slow-learning slow-processes slow-studies slow-simulators slow-others slow-sim setup setup-dev hashes clean
+# What runs beside each other, in the order in which it begins.
+LANES := slow-others quick-others slow-simulators types slow-learning quick-answers slow-studies quick-learning slow-processes quick-sim slow-sim pages
+
+.PHONY: help search test test-cluster fuzz docs check $(LANES) quick-tests slow-tests setup setup-dev hashes clean
 
 help:
 	@echo "make search        set up .venv and run the quickstart study"
@@ -41,7 +44,6 @@ docs: setup-dev pages
 	@echo "built: build/docs/index.html; $(BIN)/mkdocs serve shows it and follows changes"
 
 LAST := nice -n 5
-LANES := slow-others quick-others slow-simulators types slow-learning quick-answers slow-studies quick-learning slow-processes quick-sim slow-sim pages
 check:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -63,7 +65,7 @@ ANSWERS := tests/raysearch/cli tests/raysearch/deploy
 LEARNING := tests/raysearch/searchers tests/raysearch/pretraining tests/raysearch/runs tests/test_rllib_page.py
 # Modules with examples: the others need no import for these.
 examples = $(shell grep -rl --include=*.py '^ *>>> ' $(subst tests/raysearch,raysearch,$(filter tests/raysearch%,$(1))))
-quick-tests: quick-sim quick-answers quick-learning quick-others
+quick-tests: $(filter quick-%,$(LANES))
 
 quick-sim:
 	$(QUICK) $(QUICK_SIM) sim envs
@@ -82,7 +84,7 @@ SLOW := $(BIN)/pytest -m 'slow and not cluster'
 PROCESSES := tests/raysearch/processes
 STUDIES := tests/raysearch/studies
 SIMULATORS := tests/raysearch/simulators tests/cluster
-slow-tests: slow-processes slow-studies slow-simulators slow-learning slow-others slow-sim
+slow-tests: $(filter slow-%,$(LANES))
 
 slow-learning:
 	$(SLOW) $(LEARNING)

@@ -469,16 +469,16 @@ class Curves:
         known, (engine, dtype) = self.calibration.series, source
         match family:
             case "gemm":
-                needed = [[f"gemm/{engine}/{dtype}"]]
+                names = [f"gemm/{engine}/{dtype}"]
             case "attention_decode":
-                needed = [[f"attention_decode/{engine}/{dtype}/{variant}"]]
+                names = [f"attention_decode/{engine}/{dtype}/{variant}"]
             case "mla_decode":
-                needed = [[f"mla_decode/{engine}/{dtype}"], [f"mla_decode/{dtype}"]]
+                names = [f"mla_decode/{engine}/{dtype}", f"mla_decode/{dtype}"]
             case "attention_prefill":
-                needed = [[f"attention_prefill/{engine}/{arithmetic}/{dtype}"] for arithmetic in (variant, "bf16")]
+                names = [f"attention_prefill/{engine}/{arithmetic}/{dtype}" for arithmetic in (variant, "bf16")]
             case _:
                 return self._expert_series(source, gated=variant == "gated")
-        return next((names[0] for names in needed if all(name in known for name in names)), None)
+        return next((name for name in names if name in known), None)
 
     def _expert_series(self, source: Source, *, gated: bool) -> str | None:
         """The kernel that the engine runs, if it is known and measured, else the one of most rows."""

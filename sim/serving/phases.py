@@ -36,10 +36,10 @@ class Pace:
     Attributes:
         mixed_share: Share of the steps that carry prompts.
         others_share: Of those prompts, the share that are another request's than a given one's.
-        prompt_steps: PacedSteps that a prompt takes: one, or one per chunk.
+        prompt_steps: Steps that a prompt takes: one, or one per chunk.
         sequences: Sequences that run at once on an attention rank.
         gained: Tokens that each of them gains per step.
-        waits: PacedSteps that a prompt waits for those of other attention groups, on average.
+        waits: Steps that a prompt waits for those of other attention groups, on average.
         spread: Of the number of prompts in a step; see `stall_factor`.
         prompt_tokens: Share of a mixed step's tokens that are prompts', where steps have more or fewer of them; else 0.
         stages: Of the pipeline; a step takes the engine's own time on each.
@@ -98,7 +98,7 @@ class Pace:
 
 
 class PacedSteps:
-    """PacedSteps of a steady state, with and without prompts: latencies, each worked out once.
+    """Steps of a steady state, with and without prompts: latencies, each worked out once.
 
     Args:
         pace: How often which is run.
